@@ -23,7 +23,7 @@ REGISTRY = {"LAB_K8S_PULL_SECRET": "registry"}
 
 
 def cluster(*objects: Manifest, **options: Any) -> FakeApi:
-    """API server of a cluster of two nodes with room for a worker each, and these objects."""
+    """Return the API server of a cluster of two nodes with room for a worker each, and these objects."""
     return FakeApi(NAMESPACE, node("n0"), node("n1"), *objects, **options)
 
 
@@ -36,28 +36,33 @@ def examine(api: FakeApi, **given: Any) -> dict[str, list[Finding]]:
 
 
 def the(api: FakeApi, code: str, **given: Any) -> Finding:
+    """Return doctor's only finding of this code."""
     (found,) = examine(api, **given)[code]
     return found
 
 
 def preflight(api: FakeApi, **given: Any) -> None:
+    """Run the checks before a run of `matmul`; raise HostError for what would stop it."""
     made, where = lab(api, directory=ROOT, **given), target(**given)
     workload = choose_workload(ROOT, "matmul", RunOptions(), made.settings)
     checks.preflight(made, where, job.build(made.settings, ROOT, where, workload, RunOptions()).job)
 
 
 def claim(mode: str = "ReadWriteMany", phase: str = "Bound", size: str = "10Gi") -> Manifest:
+    """Return the lab's storage claim with this mode, phase and size."""
     spec = {"accessModes": [mode], "resources": {"requests": {"storage": size}}}
     status = {"phase": phase, **({"capacity": {"storage": size}} if phase == "Bound" else {})}
     return {"kind": "PersistentVolumeClaim", "metadata": {"name": "demo-storage"}, "spec": spec, "status": status}
 
 
 def quota(hard: dict[str, str], used: dict[str, str] | None = None, **spec: Any) -> Manifest:
+    """Return a resource quota `team` with these limits and used amounts."""
     status = {"hard": hard, "used": used or {}}
     return {"kind": "ResourceQuota", "metadata": {"name": "team"}, "spec": spec, "status": status}
 
 
 def event(about: str, reason: str, message: str, kind: str = "Warning") -> Manifest:
+    """Return an event about an object, a warning by default."""
     metadata = {"name": f"{about}.{reason}"}
     return {
         "kind": "Event",
@@ -70,6 +75,7 @@ def event(about: str, reason: str, message: str, kind: str = "Warning") -> Manif
 
 
 def worker(index: int, phase: str = "Running", **status: Any) -> Manifest:
+    """Return the pod of worker N with this phase."""
     made = pod(f"demo-m-worker-{index}", namespace="demo")
     made["metadata"] |= {"uid": str(index), "creationTimestamp": "2026-01-01T00:00:00Z"}
     made["metadata"]["labels"] = {"labctl.lab": "demo", "labctl.role": "worker", "labctl.run": "m"}
@@ -78,11 +84,13 @@ def worker(index: int, phase: str = "Running", **status: Any) -> Manifest:
 
 
 def waits(reason: str, message: str = "") -> dict[str, Any]:
+    """Return the status of a pending pod whose container waits for this reason."""
     state = {"waiting": {"reason": reason, "message": message}}
     return {"phase": "Pending", "containerStatuses": [{"name": "one", "state": state}]}
 
 
 def test_a_cluster_that_can_run_the_lab_has_nothing_but_ok() -> None:
+    """A cluster with room has only ok findings: server, rights, jobs, nodes and room."""
     found = examine(cluster())
     assert {one.level for some in found.values() for one in some} == {"ok"}
     assert sorted(found) == ["001", "002", "004", "006", "007"]
@@ -98,15 +106,18 @@ def test_a_cluster_that_can_run_the_lab_has_nothing_but_ok() -> None:
     ("status", "words"), [(0, "does not answer"), (401, "does not accept the credentials"), (500, "Unauthorized")]
 )
 def test_a_server_that_lets_nobody_in_is_one_error_and_nothing_else(status: int, words: str) -> None:
+    """A silent server, or one that answers 401 or 500, gives only LAB-K8S-001, an error."""
     (only,) = checks.examine(lab(cluster(fails=status)))
     assert (only.code, only.level) == ("LAB-K8S-001", "error")
     assert words in only.summary
 
 
 def test_a_token_that_expires_meanwhile_ends_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that gets 401 ends the checks with LAB-K8S-001."""
     api = cluster()
 
     def expired(_: View) -> Iterator[Finding]:
+        """Let the token expire, then list the nodes."""
         api.fails = 401
         api.list("Node")
         yield from ()
@@ -117,12 +128,14 @@ def test_a_token_that_expires_meanwhile_ends_the_checks(monkeypatch: pytest.Monk
 
 
 def test_who_may_not_ask_what_the_server_knows_is_let_in_nowhere() -> None:
+    """Without the right to read the API's kinds there is only LAB-K8S-001, with the role as fix."""
     (only,) = checks.examine(lab(cluster(denied=["get /apis/kubeflow.org/v2beta1"])))
     assert (only.code, only.level) == ("LAB-K8S-001", "error")
     assert "--non-resource-url=/apis/kubeflow.org/v2beta1" in only.fix
 
 
 def test_a_check_that_may_not_look_says_so_and_does_not_end_the_others() -> None:
+    """A check without its right is a warning with the role as fix, once per right; others go on."""
     found = examine(cluster(denied=["list nodes", "list resourcequotas"]))
     (hidden,) = found["006"]
     assert (hidden.level, hidden.impact) == ("warn", checks.UNKNOWN)
@@ -137,6 +150,7 @@ def test_a_check_that_may_not_look_says_so_and_does_not_end_the_others() -> None
 
 
 def test_missing_rights_are_named_with_the_role_that_grants_them() -> None:
+    """LAB-K8S-002 lists the missing rights, with one role of all of them as fix."""
     found = the(cluster(denied=["patch configmaps", "get pods/log", "create mpijobs.kubeflow.org"]), "002")
     assert found.level == "error"
     assert found.summary == (
@@ -158,12 +172,14 @@ def test_missing_rights_are_named_with_the_role_that_grants_them() -> None:
     ],
 )
 def test_rights_are_those_that_the_settings_take(right: str, given: dict[str, str]) -> None:
+    """A right that only some settings need is an error with these settings, else ok."""
     api = cluster(denied=[right], knows=[MPIJOBS, TRAINJOBS])
     assert the(api, "002").level == "ok"
     assert the(api, "002", **given).level == "error"
 
 
 def test_a_missing_namespace_takes_the_right_to_create_it() -> None:
+    """A missing namespace is ok with the right to create it, else an error."""
     assert the(FakeApi(node()), "003").level == "ok"
     found = the(FakeApi(node(), denied=["create namespaces"]), "003")
     assert (found.level, found.summary) == ("error", "namespace demo not found, and you may not create it")
@@ -171,6 +187,7 @@ def test_a_missing_namespace_takes_the_right_to_create_it() -> None:
 
 
 def test_who_may_not_look_at_the_namespace_works_in_it() -> None:
+    """Without the right to get the namespace there is no LAB-K8S-003, and rights are checked in it."""
     found = examine(cluster(denied=["get namespaces"]))
     assert found["002"][0].level == "ok"
     assert "003" not in found
@@ -180,6 +197,7 @@ def test_who_may_not_look_at_the_namespace_works_in_it() -> None:
 
 
 def test_the_kind_of_jobs_is_told_with_its_version() -> None:
+    """LAB-K8S-004 names MPIJob or TrainJob with its version."""
     assert the(cluster(), "004").summary == "the cluster knows MPIJob of kubeflow.org/v2beta1"
     assert the(cluster(knows=[TRAINJOBS]), "004").summary == (
         "the cluster knows TrainJob of trainer.kubeflow.org/v1alpha1"
@@ -187,12 +205,14 @@ def test_the_kind_of_jobs_is_told_with_its_version() -> None:
 
 
 def test_a_cluster_without_jobs_is_an_error_that_names_what_is_left_over() -> None:
+    """A cluster with only MPIJob v1 is an error that names it."""
     found = the(cluster(knows=[OLD]), "004")
     assert found.level == "error"
     assert "knows no MPIJob and no TrainJob; it has MPIJob v1" in found.summary
 
 
 def test_an_mpijob_of_the_training_operator_beside_the_other_is_a_warning() -> None:
+    """MPIJob v1 beside v2beta1 is a warning, LAB-K8S-005."""
     found = examine(cluster(knows=[MPIJOBS, OLD]))
     assert (found["004"][0].level, found["005"][0].level) == ("ok", "warn")
 
@@ -201,28 +221,33 @@ def test_an_mpijob_of_the_training_operator_beside_the_other_is_a_warning() -> N
 
 
 def test_a_worker_that_no_node_can_hold_is_an_error_with_what_to_ask_for() -> None:
+    """A worker too large for all nodes is an error, with the largest LAB_K8S_CPU as fix."""
     found = the(cluster(), "006", LAB_K8S_CPU="64")
     assert (found.level, found.summary) == ("error", "no node can hold a worker: n0, n1: 16 of cpu, not 64")
     assert "LAB_K8S_CPU of at most 16" in found.fix
 
 
 def test_a_taint_that_keeps_workers_away_is_named_as_the_setting_has_it() -> None:
+    """If a taint keeps workers from all nodes, the fix is the LAB_K8S_TOLERATIONS for it."""
     found = the(FakeApi(NAMESPACE, node(taints=("reserved=team:NoSchedule",))), "006")
     assert found.level == "error"
     assert "LAB_K8S_TOLERATIONS=reserved=team:NoSchedule in .env" in found.fix
 
 
 def test_a_cluster_that_makes_nodes_is_only_warned_of() -> None:
+    """A worker too large for all nodes is a warning on a cluster with Karpenter."""
     found = the(cluster(knows=[MPIJOBS, "karpenter.sh"]), "006", LAB_K8S_CPU="64")
     assert found.level == "warn"
     assert "autoscaler makes one" in found.impact
 
 
 def test_a_cluster_that_may_make_nodes_is_only_warned_of_and_runs_there() -> None:
+    """If the autoscaler's status may not be read, a worker too large is a warning, and a run is not stopped."""
     hidden = cluster()
     ask = hidden.request
 
     def request(method: str, path: str, *rest: Any, **options: Any) -> Any:
+        """Refuse to read kube-system's ConfigMaps; answer other requests."""
         if "/namespaces/kube-system/configmaps" in path:
             raise Refused(403, "cannot get configmaps in namespace kube-system")
         return ask(method, path, *rest, **options)
@@ -249,12 +274,14 @@ def test_a_cluster_that_may_make_nodes_is_only_warned_of_and_runs_there() -> Non
     ],
 )
 def test_room_for_all_workers_is_counted(others: list[Manifest], given: dict[str, str], level: str, words: str) -> None:
+    """LAB-K8S-007 counts the workers for which there is room, with launcher and other pods."""
     found = the(cluster(*others), "007", **given)
     assert found.level == level
     assert words in found.summary
 
 
 def test_nodes_that_keep_the_launcher_away_have_a_setting_that_lets_it_in() -> None:
+    """If all nodes are tainted for devices, room for the launcher is a warning, with the toleration as fix."""
     kept = FakeApi(NAMESPACE, *(node(name, taints=(f"{GPU}=present:NoSchedule",)) for name in ("n0", "n1", "n2")))
     found = examine(kept)
     assert (found["006"][0].level, found["007"][0].level) == ("ok", "warn")
@@ -263,12 +290,14 @@ def test_nodes_that_keep_the_launcher_away_have_a_setting_that_lets_it_in() -> N
 
 
 def test_a_node_that_is_away_is_named_where_room_is_short() -> None:
+    """A node that is not ready is named in the warning of too little room."""
     api = FakeApi(NAMESPACE, node("n0"), node("n1", ready="False"))
     found = the(api, "007")
     assert found.summary == "nodes have room for 1 of 2 workers with their launcher (n1: not ready)"
 
 
 def test_room_now_is_unknown_to_who_sees_no_other_namespace() -> None:
+    """Without the right to list pods LAB-K8S-007 says that what is free is not known."""
     found = examine(cluster(denied=["list pods"]))
     assert "what is free now you may not list" in found["007"][0].summary
 
@@ -277,6 +306,7 @@ def test_room_now_is_unknown_to_who_sees_no_other_namespace() -> None:
 
 
 def test_a_quota_that_leaves_enough_is_ok() -> None:
+    """A quota that leaves enough for pods, devices and claim is ok, LAB-K8S-008."""
     left = quota({"pods": "4", f"requests.{GPU}": "16", "persistentvolumeclaims": "1"}, {"pods": "1"})
     found = the(cluster(left), "008", **STORED)
     assert (found.level, found.summary) == ("ok", "quota team leaves what a run asks for")
@@ -294,12 +324,14 @@ def test_a_quota_that_leaves_enough_is_ok() -> None:
     ],
 )
 def test_a_quota_that_is_too_small_is_an_error(hard: dict[str, str], words: str) -> None:
+    """A quota that leaves less than a run asks for is an error with both amounts."""
     asks = {"LAB_K8S_CPU": "4", "LAB_MEMORY": "32g", "LAB_K8S_HUGEPAGES": "2g", **STORED}
     found = the(cluster(quota(hard, {"pods": "1"})), "008", **asks)
     assert (found.level, found.summary) == ("error", f"quota team: the run asks for {words}")
 
 
 def test_a_quota_that_wants_limits_refuses_a_launcher_without() -> None:
+    """A quota of limits.cpu is an error unless a LimitRange gives the launcher a default."""
     api = cluster(quota({"limits.cpu": "100"}))
     assert the(api, "008", LAB_K8S_CPU="4").summary == "quota team wants every pod to say its limits.cpu"
     limits = [{"type": "Container", "default": {"cpu": "2"}}]
@@ -309,12 +341,14 @@ def test_a_quota_that_wants_limits_refuses_a_launcher_without() -> None:
 
 
 def test_a_claim_that_is_there_is_not_asked_for_again() -> None:
+    """A full quota of claims is no error if the lab's claim exists."""
     full = quota({"persistentvolumeclaims": "1"}, {"persistentvolumeclaims": "1"})
     assert the(cluster(full), "008", **STORED).level == "error"
     assert the(cluster(full, claim()), "008", **STORED).level == "ok"
 
 
 def test_a_request_that_the_namespace_gives_by_default_is_said() -> None:
+    """A quota of cpu is an error unless a LimitRange gives a default request, which then counts."""
     limits = [{"type": "Container", "defaultRequest": {"cpu": "2"}}]
     usual = {"kind": "LimitRange", "metadata": {"name": "usual"}, "spec": {"limits": limits}}
     assert the(cluster(quota({"cpu": "100"})), "008").summary == "quota team wants every pod to say its cpu"
@@ -323,6 +357,7 @@ def test_a_request_that_the_namespace_gives_by_default_is_said() -> None:
 
 
 def test_a_quota_for_other_pods_is_not_counted() -> None:
+    """Quotas of BestEffort, Terminating or a priority class are not checked."""
     for_others = quota({"pods": "1"}, scopes=["BestEffort"]), quota({"pods": "1"}, scopes=["Terminating"])
     by_class = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]}
     for one in (*for_others, quota({"pods": "1"}, scopeSelector=by_class)):
@@ -330,6 +365,7 @@ def test_a_quota_for_other_pods_is_not_counted() -> None:
 
 
 def test_a_quota_for_pods_such_as_a_jobs_is_counted() -> None:
+    """Quotas of NotBestEffort and NotTerminating are counted; workers with devices alone are best effort."""
     without_end = {"matchExpressions": [{"scopeName": "NotTerminating", "operator": "Exists"}]}
     for one in (quota({"pods": "2"}, scopes=["NotBestEffort"]), quota({"pods": "2"}, scopeSelector=without_end)):
         assert "pods 3, and 2 of 2 is left" in the(cluster(one), "008", LAB_K8S_CPU="4").summary
@@ -342,11 +378,13 @@ def test_a_quota_for_pods_such_as_a_jobs_is_counted() -> None:
 
 
 def storage_class(name: str, *, usual: bool = False) -> Manifest:
+    """Return a storage class, the default one if `usual`."""
     annotations = {checks.DEFAULT_CLASS: "true"} if usual else {}
     return {"kind": "StorageClass", "metadata": {"name": name, "annotations": annotations}}
 
 
 def test_the_claim_takes_a_class_that_is_there() -> None:
+    """LAB-K8S-009 is ok for an existing or default class, else a warning that lists the classes."""
     api = cluster(storage_class("nfs"))
     assert "009" not in examine(api)
     assert the(api, "009", LAB_K8S_STORAGE_CLASS="nfs", **STORED).level == "ok"
@@ -367,6 +405,7 @@ def test_the_claim_takes_a_class_that_is_there() -> None:
     ],
 )
 def test_a_claim_that_one_node_alone_may_write_to_stops_a_run_on_several(mode: str, nodes: str, level: str) -> None:
+    """LAB-K8S-010 by the claim's access mode and the number of workers."""
     found = the(cluster(claim(mode)), "010", LAB_NODES=nodes, **STORED)
     assert found.level == level
     if level != "ok":
@@ -374,6 +413,7 @@ def test_a_claim_that_one_node_alone_may_write_to_stops_a_run_on_several(mode: s
 
 
 def test_a_cluster_of_one_node_may_have_a_claim_of_one_node() -> None:
+    """On a cluster of one node ReadWriteOnce is ok, ReadWriteOncePod an error."""
     assert the(FakeApi(NAMESPACE, node(), claim("ReadWriteOnce")), "010", **STORED).level == "ok"
     assert the(FakeApi(NAMESPACE, node(), claim("ReadWriteOncePod")), "010", **STORED).level == "error"
 
@@ -388,22 +428,26 @@ def test_a_cluster_of_one_node_may_have_a_claim_of_one_node() -> None:
     ids=["nobody says why", "failed", "waits for a pod"],
 )
 def test_a_claim_without_a_volume_is_told_with_the_reason(events: list[Manifest], level: str, words: str) -> None:
+    """A pending claim is a warning, an error with a failure's event, ok if it waits for a pod."""
     found = the(cluster(claim(phase="Pending"), *events), "011", **STORED)
     assert found.level == level
     assert words in found.summary
 
 
 def test_a_claim_that_has_lost_its_volume_is_an_error() -> None:
+    """A claim of phase Lost is an error, LAB-K8S-011."""
     assert the(cluster(claim(phase="Lost")), "011", **STORED).level == "error"
 
 
 def test_a_claim_that_is_smaller_than_the_setting_stays_so() -> None:
+    """A claim smaller than LAB_K8S_STORAGE_SIZE is a warning, with the patch as fix."""
     found = the(cluster(claim(size="5Gi")), "011", **STORED)
     assert (found.level, found.summary) == ("warn", "claim demo-storage has 5Gi, and LAB_K8S_STORAGE_SIZE is 10Gi")
     assert """patch pvc demo-storage -p '{"spec":{"resources":{"requests":{"storage":"10Gi"}}}}'""" in found.fix
 
 
 def test_the_pull_secret_must_be_there_and_be_one() -> None:
+    """A pull secret that is missing or of another type is an error, LAB-K8S-012."""
     assert the(cluster(), "012", **REGISTRY).summary == "secret registry not found in namespace demo"
     secret = {"kind": "Secret", "metadata": {"name": "registry"}, "type": "Opaque"}
     found = the(cluster(secret), "012", **REGISTRY)
@@ -416,6 +460,7 @@ def test_the_pull_secret_must_be_there_and_be_one() -> None:
 
 
 def test_pods_that_wait_are_told_in_words_and_only_a_few() -> None:
+    """Waiting pods are listed by node with reason, five at most and the number of the others."""
     image = worker(0, **waits("ImagePullBackOff", "no such image"))
     stuck = worker(1, **waits("ContainerCreating"))
     found = examine(cluster(image, stuck, event("demo-m-worker-1", "FailedMount", "no volume")))["013"]
@@ -436,7 +481,10 @@ def test_pods_that_wait_are_told_in_words_and_only_a_few() -> None:
 def test_what_a_running_pod_may_lock_is_told(
     printed: str, accelerator: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """LAB-K8S-014 warns of a memory lock limit in a running worker, unless the accelerator is cpu."""
+
     def run(_: Any, container: str, argv: tuple[str, ...], **__: Any) -> CompletedProcess:
+        """Return the planted limits; fail if another pod than worker-0 is entered."""
         assert container == "demo-m-worker-0"
         return CompletedProcess(argv, 0, printed, "")
 
@@ -450,6 +498,7 @@ def test_what_a_running_pod_may_lock_is_told(
 
 
 def test_a_pod_without_a_shell_is_told_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker without a shell is a warning with exit code 127."""
     monkeypatch.setattr(KubernetesEngine, "exec", lambda _, __, argv, **___: CompletedProcess(argv, 127, "", "no sh"))
     found = the(cluster(worker(0)), "014")
     assert (found.level, found.impact) == ("warn", checks.UNKNOWN)
@@ -460,6 +509,7 @@ def test_a_pod_without_a_shell_is_told_as_unknown(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_run_that_nothing_stands_against_goes_on_after_a_few_requests() -> None:
+    """preflight() of a good cluster raises nothing and takes six requests."""
     api = cluster(claim(), {"kind": "Secret", "metadata": {"name": "registry"}, "type": checks.PULLS[0]})
     preflight(api, **STORED, **REGISTRY)
     assert len(api.asked) == 6
@@ -478,6 +528,7 @@ def test_a_run_that_nothing_stands_against_goes_on_after_a_few_requests() -> Non
 def test_what_would_stop_a_run_stops_it_before(
     change: Callable[[FakeApi], object], given: dict[str, str], summary: str
 ) -> None:
+    """preflight() raises HostError with a hint for a missing right, node, claim mode, secret or server."""
     api = cluster()
     change(api)
     with pytest.raises(HostError, match=summary) as stopped:
@@ -486,5 +537,6 @@ def test_what_would_stop_a_run_stops_it_before(
 
 
 def test_what_may_not_be_looked_at_does_not_stop_a_run() -> None:
+    """preflight() without the rights to look at nodes, secrets and claims raises nothing."""
     denied = ["list nodes", "get secrets", "get persistentvolumeclaims"]
     preflight(cluster(denied=denied), **STORED, **REGISTRY)

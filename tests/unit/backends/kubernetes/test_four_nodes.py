@@ -52,6 +52,7 @@ class FourNodes(ClusterInMemory):
     """Four nodes; a run is as slow as the slowest that it has."""
 
     def __init__(self) -> None:
+        """Have four nodes with this run's program, usual speed and no worker to lose."""
         super().__init__(self._program, NODES)
         self.slow: dict[str, float] = {}
         """Share of its usual speed, by node."""
@@ -83,11 +84,13 @@ class FourNodes(ClusterInMemory):
         yield f"\x010\x02answer {100 * min([self.slow.get(node, 1.0) for node in nodes], default=1.0):g}"
 
     def _make(self, pod: str, job: str, role: str, template: Manifest, host: str) -> None:
+        """Make the pod; let worker-0 have ended with 137 if a run is to lose a worker."""
         super()._make(pod, job, role, template, host)
         if self.loses_workers and pod.endswith("worker-0"):
             self.objects["Pod", pod]["status"] = ended(137)
 
     def _programs(self, pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
+        """End the launcher with 143 at TERM if a worker is lost; answer tar with a checkpoint, others as usual."""
         if "kill -TERM" in argv[2] and self.loses_workers:
             self.loses_workers -= 1
             self.prints(pod, f"{MARK}143")
@@ -105,6 +108,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FourNodes:
+    """Replace the API by a cluster in memory with four nodes; return it."""
     made = FourNodes()
     monkeypatch.setattr("labctl.backends.kubernetes.lab.Api", lambda *_: made)
     return made
@@ -112,12 +116,13 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FourNodes:
 
 @pytest.fixture
 def events() -> list[Event]:
+    """Return an empty list, to which the context adds its events."""
     return []
 
 
 @pytest.fixture
 def context(tmp_path: Path, events: list[Event], api: FourNodes) -> Context:
-    """Context of a lab on Kubernetes, in a directory with the tests' workloads."""
+    """Return the context of a lab on Kubernetes, in a directory with the tests' workloads."""
     flows.init(tmp_path)
     shutil.copytree(WORKLOADS, tmp_path / "workloads", dirs_exist_ok=True)
     settings = ("LAB_NAME=demo", "LAB_ACCELERATOR=cpu", "LAB_ENGINE=kubernetes", f"HOST_CACHE_PATH={tmp_path}")
@@ -134,10 +139,12 @@ def pairs(context: Context, **flags: str) -> Path:
 
 
 def batch(context: Context, directory: Path, workload: str = "hello", **how: Any) -> Any:
+    """Run a batch of the hostfiles in this directory; return its report."""
     return flows.batch(context, workload, (directory,), RunOptions(), lambda _: None, **how)
 
 
 def add_setting(context: Context, line: str) -> None:
+    """Append a line to .env."""
     with (context.directory / ".env").open("a") as settings:
         settings.write(f"\n{line}\n")
 
@@ -151,10 +158,12 @@ def add_saves(context: Context) -> None:
 
 
 def cordon(api: FourNodes, name: str, *, cordoned: bool = True) -> None:
+    """Set or clear unschedulable of a node."""
     api.objects["Node", name]["spec"]["unschedulable"] = cordoned
 
 
 def texts(events: list[Event], kind: str) -> list[str]:
+    """Return the texts of the events of this kind."""
     return [event.text for event in events if event.kind == kind]
 
 
@@ -162,6 +171,7 @@ def texts(events: list[Event], kind: str) -> list[str]:
 
 
 def test_hostfiles_are_made_of_the_clusters_nodes(context: Context, api: FourNodes) -> None:
+    """hostfiles() pairs the four nodes, and leaves out one with a taint."""
     api.put(node("other", taints=("dedicated=them:NoSchedule",)))
     names = [path.read_text() for path in sorted(pairs(context).iterdir())]
     assert names == ["n0 slots=1\nn1 slots=1\n", "n2 slots=1\nn3 slots=1\n"]
@@ -170,6 +180,7 @@ def test_hostfiles_are_made_of_the_clusters_nodes(context: Context, api: FourNod
 def test_hostfiles_are_made_of_the_nodes_that_are_selected_and_in_use(
     context: Context, api: FourNodes, events: list[Event]
 ) -> None:
+    """hostfiles() leaves out a node without the selected label and, with a notice, a cordoned one."""
     api.objects["Node", "n3"]["metadata"]["labels"]["rack"] = "8"
     cordon(api, "n0")
     directory = pairs(context, LAB_K8S_NODE_SELECTOR="rack=7")
@@ -178,6 +189,7 @@ def test_hostfiles_are_made_of_the_nodes_that_are_selected_and_in_use(
 
 
 def test_a_batch_runs_each_pair_on_its_nodes(context: Context, api: FourNodes) -> None:
+    """batch() runs each pair on its two nodes, in any order; both pass and evaluate() too."""
     report = batch(context, pairs(context))
     assert (report.passed, report.failed) == (2, 0)
     assert sorted(api.launched) == [("n0", "n1"), ("n2", "n3")]
@@ -189,6 +201,7 @@ def test_a_batch_runs_each_pair_on_its_nodes(context: Context, api: FourNodes) -
 def test_jobs_on_nodes_that_are_out_of_use_are_left_out_until_they_are_back(
     context: Context, api: FourNodes, events: list[Event]
 ) -> None:
+    """A job with a cordoned node is interrupted with a warning; --resume runs it once the node is back."""
     directory = pairs(context)
     cordon(api, "n3")
     first = batch(context, directory, "hello", out=context.directory / "out")
@@ -205,6 +218,7 @@ def test_jobs_on_nodes_that_are_out_of_use_are_left_out_until_they_are_back(
 
 
 def test_a_node_without_room_for_a_worker_is_left_out(context: Context, api: FourNodes, events: list[Event]) -> None:
+    """A node with less free cpu than LAB_K8S_CPU is left out of a batch, with a warning."""
     directory = pairs(context)
     api.put(pod("full", on="n2", cpu="14"))
     add_setting(context, "LAB_K8S_CPU=4")
@@ -213,6 +227,7 @@ def test_a_node_without_room_for_a_worker_is_left_out(context: Context, api: Fou
 
 
 def test_a_node_that_lost_a_device_is_named(context: Context, api: FourNodes) -> None:
+    """A node with less allocatable than a worker needs makes its job fail with that message."""
     add_setting(context, "LAB_K8S_CPU=16")
     directory = pairs(context)
     status = api.objects["Node", "n3"]["status"]
@@ -224,6 +239,7 @@ def test_a_node_that_lost_a_device_is_named(context: Context, api: FourNodes) ->
 
 
 def test_pods_that_end_and_those_of_the_lab_itself_are_not_in_the_way(context: Context, api: FourNodes) -> None:
+    """Requests of pods that are being deleted, or of this lab's earlier runs, do not count as used."""
     ending, own = pod("ending", on="n0", cpu="16"), pod("own", on="n1", namespace="demo", cpu="16")
     ending["metadata"]["deletionTimestamp"] = "2026-01-02T03:05:00Z"
     own["metadata"]["labels"] = {"labctl.lab": "demo", "labctl.role": "worker", "labctl.run": "earlier"}
@@ -235,6 +251,7 @@ def test_pods_that_end_and_those_of_the_lab_itself_are_not_in_the_way(context: C
 
 
 def test_a_drained_node_gets_no_worker_unless_it_is_named(context: Context, api: FourNodes) -> None:
+    """Nodes in drained.txt and --exclude get no worker, and none of bisect; --include of one is taken."""
     (context.directory / "drained.txt").write_text("n2  # slow\n")
     run_id = flows.launch(context, "stubborn", RunOptions(exclude="n0")).run_id
     manifests = (context.directory / "runs" / run_id / "rendered/manifests.yaml").read_text()
@@ -247,6 +264,7 @@ def test_a_drained_node_gets_no_worker_unless_it_is_named(context: Context, api:
 
 
 def test_a_slow_node_is_found_by_bisection(context: Context, api: FourNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bisect() reports the slow node n2 and no slow link."""
     monkeypatch.setattr(search, "PAUSE", 0)
     api.slow["n2"] = 0.5
     report = flows.bisect(context, "hello", RunOptions(), lambda _: None, within=0.2)
@@ -257,6 +275,7 @@ def test_a_slow_node_is_found_by_bisection(context: Context, api: FourNodes, mon
 def test_a_cluster_is_validated_without_its_hosts(
     context: Context, api: FourNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """validate() finds n1 slow and the cordoned n3 not reached, skips the network step and cleans up."""
     monkeypatch.setattr(evidence, "PAUSE", 0)
     profile = context.directory / "numbers.yml"
     profile.write_text(PROFILE)
@@ -274,6 +293,7 @@ def test_a_cluster_is_validated_without_its_hosts(
 
 
 def test_the_usual_profile_is_that_of_clusters(context: Context) -> None:
+    """validate() without a profile uses `cluster`."""
     report = flows.validate(context)
     assert report.validation.profile == "cluster"
 
@@ -282,12 +302,14 @@ def test_the_usual_profile_is_that_of_clusters(context: Context) -> None:
 
 
 def hostfile(context: Context, text: str) -> RunOptions:
+    """Write a hostfile; return the options that name it."""
     path = context.directory / "chosen"
     path.write_text(text)
     return RunOptions(hostfile=path)
 
 
 def test_nodes_are_named_by_hostfile_include_and_exclude(context: Context, api: FourNodes) -> None:
+    """A run uses the nodes of a hostfile, by name or address, and of --include; --exclude leaves the choice open."""
     api.objects["Node", "n2"]["status"]["addresses"] = [{"type": "InternalIP", "address": "10.0.0.2"}]
     assert flows.run(context, "hello", hostfile(context, "n3 slots=1\n10.0.0.2 slots=1\n")).verdict == "PASS"
     assert flows.run(context, "hello", RunOptions(include="n1")).verdict == "PASS"
@@ -296,6 +318,7 @@ def test_nodes_are_named_by_hostfile_include_and_exclude(context: Context, api: 
 
 
 def test_the_manifests_require_the_nodes_and_one_worker_on_each(context: Context) -> None:
+    """The manifests of a run with --include have a node affinity by hostname and a pod anti-affinity."""
     run_id = flows.launch(context, "stubborn", RunOptions(include="n1@n3")).run_id
     record = context.directory / "runs" / run_id / "rendered/manifests.yaml"
     text = record.read_text()
@@ -312,11 +335,13 @@ def test_the_manifests_require_the_nodes_and_one_worker_on_each(context: Context
     ],
 )
 def test_nodes_that_cannot_be_chosen_are_a_mistake(context: Context, options: RunOptions, message: str) -> None:
+    """An unknown node, or an exclusion of all, raises ConfigError."""
     with pytest.raises(ConfigError, match=message):
         flows.run(context, "hello", options)
 
 
 def test_slots_by_number_are_the_clusters_choice(context: Context) -> None:
+    """Slots by number, and different numbers of slots in a hostfile, raise ConfigError."""
     add_setting(context, "LAB_SLOTS=2")
     with pytest.raises(ConfigError, match="slots are chosen by number in n1:1"):
         flows.run(context, "hello", RunOptions(include="n1:1"))
@@ -325,6 +350,7 @@ def test_slots_by_number_are_the_clusters_choice(context: Context) -> None:
 
 
 def test_a_named_node_that_is_not_free_is_refused_but_waited_for_if_asked(context: Context, api: FourNodes) -> None:
+    """A node in use raises HostError, unless --wait is given or the pods are being deleted; a cordoned one always."""
     first = flows.launch(context, "stubborn", RunOptions(include="n1")).run_id
     wait_until(lambda: [pod for kind, pod in api.objects if kind == "Pod"], 10, "its pods are there")
     with pytest.raises(HostError, match=f"n1: in use by run {first}"):
@@ -342,6 +368,7 @@ def test_a_named_node_that_is_not_free_is_refused_but_waited_for_if_asked(contex
 
 
 def test_top_shows_the_steps_and_what_pods_use(context: Context) -> None:
+    """top() shows the step, and the CPU of each worker from its samples."""
     run_id = flows.launch(context, "stubborn", RunOptions(include="n1@n2")).run_id
     view = flows.top(context)
     assert (view.run_id, view.state, view.progress.step) == (run_id, "running", 3)
@@ -351,6 +378,7 @@ def test_top_shows_the_steps_and_what_pods_use(context: Context) -> None:
 
 
 def test_a_run_is_replayed_from_its_manifests(context: Context, api: FourNodes) -> None:
+    """replay() passes on the same nodes from the recorded manifests, without the workload's folder."""
     first = flows.run(context, "hello", RunOptions(include="n1@n2"))
     shutil.rmtree(context.directory / "workloads/hello")
     again = flows.replay(context, first.run_id)
@@ -363,6 +391,7 @@ def test_a_run_is_replayed_from_its_manifests(context: Context, api: FourNodes) 
 
 
 def test_what_a_replay_misses_is_named(context: Context, api: FourNodes) -> None:
+    """replay() raises HostError if the cluster lacks a recorded node."""
     first = flows.run(context, "hello", RunOptions(include="n1"))
     del api.objects["Node", "n1"]
     with pytest.raises(HostError, match="cannot be replayed: the cluster has no node n1"):
@@ -370,6 +399,7 @@ def test_what_a_replay_misses_is_named(context: Context, api: FourNodes) -> None
 
 
 def test_a_run_that_loses_a_pod_goes_on_from_its_checkpoint_on_the_claim(context: Context, api: FourNodes) -> None:
+    """A run with a lost worker and a claim is retried, and resumes from the first try's checkpoint on the claim."""
     add_setting(context, "LAB_K8S_STORAGE_SIZE=1g")
     add_saves(context)
     api.loses_workers = 1
@@ -383,6 +413,7 @@ def test_a_run_that_loses_a_pod_goes_on_from_its_checkpoint_on_the_claim(context
 
 
 def test_without_a_claim_no_checkpoint_is_read(context: Context) -> None:
+    """RunOptions.resume without a claim raises ConfigError."""
     add_saves(context)
     first = flows.run(context, "saves", RunOptions())
     with pytest.raises(ConfigError, match="pods have no claim to read it from"):
@@ -390,6 +421,7 @@ def test_without_a_claim_no_checkpoint_is_read(context: Context) -> None:
 
 
 def test_a_checkpoint_of_a_run_without_a_claim_is_refused(context: Context) -> None:
+    """resume of a run made before the claim raises ConfigError; of one on the claim it gives the checkpoint."""
     add_saves(context)
     first = flows.run(context, "saves", RunOptions())
     add_setting(context, "LAB_K8S_STORAGE_SIZE=1g")
@@ -403,6 +435,7 @@ def test_a_checkpoint_of_a_run_without_a_claim_is_refused(context: Context) -> N
 
 
 def test_what_has_changed_since_a_freeze_is_named(context: Context, api: FourNodes) -> None:
+    """verify() finds no drift after freeze(), then a node's changed kernel and a changed workload file."""
     lock = context.directory / "lab.lock"
     api.objects["Node", "n1"]["status"]["nodeInfo"] = {"kernelVersion": "6.1"}
     assert flows.freeze(context, lock).facts > 8

@@ -20,6 +20,7 @@ MANIFEST = Path(__file__).with_name("mpijob.yaml")
 
 
 def test_what_a_lab_has_settings_for_is_read() -> None:
+    """read() gives the settings of mpijob.yaml: namespace, nodes, resources, image, selector and proxy."""
     assert dict(importing.read(MANIFEST).settings) == {
         "LAB_K8S_NAMESPACE": "workloads",
         "LAB_NODES": "1",
@@ -36,11 +37,13 @@ def test_what_a_lab_has_settings_for_is_read() -> None:
 
 
 def test_its_lines_are_those_of_an_env_file() -> None:
+    """The lines for .env are parsed back as the settings."""
     found = importing.read(MANIFEST)
     assert {one.key: one.value for one in dotenv.parse(found.env, ".env")} == dict(found.settings)
 
 
 def test_its_launcher_is_a_workload(tmp_path: Path) -> None:
+    """The files are a loadable workload with launcher script, the job's variables and its command in start.sh."""
     found = importing.read(MANIFEST)
     for one in found.files:
         path = tmp_path / one.path
@@ -55,6 +58,7 @@ def test_its_launcher_is_a_workload(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_is_said_and_a_token_is_copied_nowhere() -> None:
+    """left_out lists what has no setting, and tokens by name; no file has the token."""
     found = importing.read(MANIFEST)
     assert found.left_out == (
         "PersistentVolumeClaim shared-model: not part of the job",
@@ -80,6 +84,7 @@ def read_changed(directory: Path, change: Callable[[dict[str, Any]], None]) -> i
 
 
 def pod_spec(job: dict[str, Any], role: str = "Launcher") -> dict[str, Any]:
+    """Return the pod specification of a role in the job."""
     found: dict[str, Any] = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
     return found
 
@@ -95,7 +100,10 @@ def pod_spec(job: dict[str, Any], role: str = "Launcher") -> dict[str, Any]:
     ],
 )
 def test_a_token_in_the_command_is_a_variable_and_is_said(tmp_path: Path, typed: str, script: str, name: str) -> None:
+    """A token in the command is replaced by a variable, and left_out names it; it is nowhere in the result."""
+
     def change(job: dict[str, Any]) -> None:
+        """Make this the launcher's command."""
         pod_spec(job)["containers"][0]["args"] = [typed]
 
     found = read_changed(tmp_path, change)
@@ -106,14 +114,20 @@ def test_a_token_in_the_command_is_a_variable_and_is_said(tmp_path: Path, typed:
 
 @pytest.mark.parametrize("typed", ["run --tokenizer_name a/model-name --max_tokens 10000000", "TOKEN_FILE=$HOME/token"])
 def test_a_command_without_a_token_stays_as_it_is(tmp_path: Path, typed: str) -> None:
+    """A command with words like `token` but no token is copied unchanged."""
+
     def change(job: dict[str, Any]) -> None:
+        """Make this the launcher's command."""
         pod_spec(job)["containers"][0]["args"] = [typed]
 
     assert read_changed(tmp_path, change).files[1].content.endswith(f"\n{typed}\n")
 
 
 def test_what_is_left_out_is_named_without_its_tokens(tmp_path: Path) -> None:
+    """left_out names annotations, init containers and URLs without their tokens and passwords."""
+
     def change(job: dict[str, Any]) -> None:
+        """Add an annotation, an init container and a variable with a token each."""
         job["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "hf_Canary12345"}
         environment = [{"name": "API_KEY", "value": "Canary"}, {"name": "A", "value": "hf_Canary12345"}]
         pod_spec(job)["initContainers"] = [
@@ -130,7 +144,10 @@ def test_what_is_left_out_is_named_without_its_tokens(tmp_path: Path) -> None:
 
 
 def test_the_workers_own_variables_are_the_workloads_and_the_launchers_win(tmp_path: Path) -> None:
+    """Workers' variables are in the workload; of one that both have the launcher's, and left_out tells so."""
+
     def change(job: dict[str, Any]) -> None:
+        """Give the worker a variable of its own and one that the launcher has too."""
         pod_spec(job, "Worker")["containers"][0]["env"] = [
             {"name": "HCCL_OVER_OFI", "value": "1"},
             {"name": "NUM_HPU", "value": "4"},
@@ -155,7 +172,10 @@ def test_the_workers_own_variables_are_the_workloads_and_the_launchers_win(tmp_p
 def test_amounts_are_written_as_settings_have_them(
     tmp_path: Path, resource: str, amount: object, key: str, value: str
 ) -> None:
+    """Amounts of cpu and memory are written as LAB_K8S_CPU and LAB_MEMORY, which load unchanged."""
+
     def change(job: dict[str, Any]) -> None:
+        """Make this the worker's only limit."""
         pod_spec(job, "Worker")["containers"][0]["resources"] = {"limits": {resource: amount}}
 
     found = dict(read_changed(tmp_path, change).settings)
@@ -172,7 +192,10 @@ def test_amounts_are_written_as_settings_have_them(
     ],
 )
 def test_a_command_is_a_script(tmp_path: Path, command: list[str], script: str) -> None:
+    """A command of words becomes `exec` with quoted words, one of `sh -c` its script."""
+
     def change(job: dict[str, Any]) -> None:
+        """Make this the launcher's command without arguments."""
         pod_spec(job)["containers"][0] |= {"command": command, "args": []}
 
     assert read_changed(tmp_path, change).files[1].content.endswith(f"\n{script}\n")
@@ -189,6 +212,7 @@ def test_a_command_is_a_script(tmp_path: Path, command: list[str], script: str) 
     ],
 )
 def test_a_file_without_a_job_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """A file without one MPIJob of v2beta1 with a command raises ConfigError."""
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         importing.read(tmp_path / "job.yaml")
@@ -215,6 +239,7 @@ CONTAINER = f"{WORKER}.containers[0]"
     ],
 )
 def test_what_is_wrong_is_named_by_its_place(tmp_path: Path, place: str, value: Any, message: str) -> None:
+    """A wrong value raises ConfigError with the file, the path of the field and the expected type."""
     with pytest.raises(ConfigError) as error:
         read_changed(tmp_path, lambda job: put(job, steps(place), value))
     inner = r"(\[\d\])?" if isinstance(value, list) else ""
@@ -224,7 +249,10 @@ def test_what_is_wrong_is_named_by_its_place(tmp_path: Path, place: str, value: 
 
 
 def test_a_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
+    """A field that is null counts as missing: without resources the accelerator is cpu."""
+
     def change(job: dict[str, Any]) -> None:
+        """Set resources, labels and run policy to null."""
         put(job, steps(f"{CONTAINER}.resources"), None)
         put(job, steps("metadata.labels"), None)
         put(job, steps("spec.runPolicy"), None)
@@ -233,6 +261,7 @@ def test_a_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_hundred_broken_manifests_are_read_or_refused_by_the_place_that_is_broken(tmp_path: Path) -> None:
+    """Of 100 manifests with one broken value, each is read or raises ConfigError that names its place."""
     values: tuple[Any, ...] = (
         None,
         [],
@@ -280,10 +309,12 @@ def steps(place: str) -> Steps:
 
 
 def dotted(place: Steps) -> str:
+    """Write keys and numbers as a path such as ``a.b[0]``."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).removeprefix(".")
 
 
 def put(at: Any, place: Steps, value: Any) -> None:
+    """Set the value at a path inside nested mappings and lists; make missing mappings."""
     *path, last = place
     for step in path:
         at = at.setdefault(step, {}) if isinstance(at, dict) else at[step]

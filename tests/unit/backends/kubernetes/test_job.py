@@ -24,6 +24,7 @@ WORKLOAD = "description: mine\nlauncher: mpirun\nscript: mine.py\ntimeout: 5m\n"
 
 
 def built(name: str, directory: Path = ROOT, options: RunOptions = NOTHING, **given: str) -> tuple[Target, ClusterJob]:
+    """Build the job of a workload with these settings; return the target and the job."""
     found = settings.load(directory / "nowhere", {**ENVIRON, **given}, {})
     where = target.read(found, found.text("LAB_ACCELERATOR"))
     return where, job.build(found, directory, where, choose_workload(directory, name, options, found), options)
@@ -52,11 +53,13 @@ def own(directory: Path) -> Path:
     ],
 )
 def test_a_job_has_a_name_that_services_and_pods_may_have(lab: str, workload: str, name: str) -> None:
+    """job_name() is a DNS label of lab and workload, cut so that the pods' names have at most 63 characters."""
     assert job.job_name(lab, workload) == name
     assert len(f"{job.job_name(lab, workload, '20260102-030405-hello-1a2b')}-launcher-0-0-abcde") <= 63
 
 
 def test_ranks_meet_at_the_names_that_the_operators_give_their_pods() -> None:
+    """Nodes have the names of the pods' services: with namespace for MPIJob, short for TrainJob."""
     _, mpi = built("hello-mpi", LAB_K8S_NAMESPACE="team")
     assert [node.name for node in mpi.job.nodes] == [
         "demo-hello-mpi-worker-0.demo-hello-mpi.team.svc",
@@ -70,6 +73,7 @@ def test_ranks_meet_at_the_names_that_the_operators_give_their_pods() -> None:
 
 
 def test_the_agent_is_given_the_runs_nodes_and_limits() -> None:
+    """job.json has the run's nodes, directory, launcher, limit, stall and port; labnode.py is docker/labnode.py."""
     where, made = built("hello-mpi", LAB_STALL_SECONDS="300", LAB_K8S_NAMESPACE="team")
     (texts,) = (one["data"] for one in render.manifests(where, made) if one["kind"] == "ConfigMap")
     nodes = ["demo-hello-mpi-worker-0.demo-hello-mpi.team.svc", "demo-hello-mpi-worker-1.demo-hello-mpi.team.svc"]
@@ -88,17 +92,20 @@ def test_the_agent_is_given_the_runs_nodes_and_limits() -> None:
 
 
 def test_an_elastic_run_needs_its_first_node_alone() -> None:
+    """With torchrun:elastic job.json is elastic and needs the first node alone."""
     _, made = built("hello-mpi", options=RunOptions(launcher="torchrun:elastic"))
     given = json.loads(made.launch)
     assert (given["elastic"], given["needed"]) == (True, given["nodes"][:1])
 
 
 def test_no_process_of_a_pod_has_the_runs_id_by_which_the_agent_ends_its_processes() -> None:
+    """LABCTL_RUN_ID is not among the pods' variables."""
     _, made = built("hello-mpi")
     assert "LABCTL_RUN_ID" not in dict(made.environment)
 
 
 def test_nodes_with_accelerators_have_eight_unless_it_is_said() -> None:
+    """Slots are 8 with an accelerator, 1 for cpu, or LAB_SLOTS; LAB_ACCELERATOR=auto raises ConfigError."""
     assert built("hello-mpi", LAB_ACCELERATOR="habana")[1].lab.nodes[0].slots == 8
     assert built("hello-mpi", LAB_ACCELERATOR="habana", LAB_SLOTS="2")[1].lab.nodes[0].slots == 2
     assert built("hello-mpi")[1].lab.nodes[0].slots == 1
@@ -107,6 +114,7 @@ def test_nodes_with_accelerators_have_eight_unless_it_is_said() -> None:
 
 
 def test_the_workloads_files_are_where_its_ranks_start_and_programs_stay_programs(tmp_path: Path) -> None:
+    """The workload's files are in the ConfigMap below work/, executable as before, binary ones as base64."""
     folder = own(tmp_path)
     (folder / "sub").mkdir()
     (folder / "sub/helper.sh").write_text("#!/bin/sh\n")
@@ -128,6 +136,7 @@ def test_the_workloads_files_are_where_its_ranks_start_and_programs_stay_program
 
 
 def test_a_workload_that_no_config_map_holds_is_refused_with_its_largest_file(tmp_path: Path) -> None:
+    """A workload of more than 1 MiB packed raises ConfigError with its largest file."""
     (own(tmp_path) / "data.bin").write_bytes(os.urandom(1 << 20))
     with pytest.raises(
         ConfigError, match=r"^workload mine is 1\.\d+ MiB when packed, its largest file data\.bin; with "
@@ -136,11 +145,13 @@ def test_a_workload_that_no_config_map_holds_is_refused_with_its_largest_file(tm
 
 
 def test_a_workload_that_gets_small_enough_is_packed(tmp_path: Path) -> None:
+    """A workload of more than 1 MiB that packs well is in code.tar.gz."""
     (own(tmp_path) / "data.txt").write_text("x" * (1 << 20))
     assert "code.tar.gz" in [path for path, _, _ in built("mine", tmp_path)[1].files]
 
 
 def test_a_workload_with_names_that_are_no_keys_or_with_links_is_packed(tmp_path: Path) -> None:
+    """A workload with a blank in a name, or with a link, is in code.tar.gz."""
     folder = own(tmp_path)
     (folder / "two words.txt").write_text("x")
     (folder / "link").symlink_to("/nowhere")
@@ -161,7 +172,7 @@ def project(directory: Path, size: int) -> RunOptions:
 
 
 def of_script(directory: Path, options: RunOptions, owner: str = "ann@desk", **given: str) -> ClusterJob:
-    """Build the job of a recorded run of a script."""
+    """Build the job of a script with these options, recorded unless the owner is empty."""
     found = settings.load(directory / "nowhere", {**ENVIRON, **given}, {})
     where = target.read(found, found.text("LAB_ACCELERATOR"))
     run_id = "20260102-030405-train-1a2b" if owner else ""
@@ -169,6 +180,7 @@ def of_script(directory: Path, options: RunOptions, owner: str = "ann@desk", **g
 
 
 def test_a_project_is_packed_into_the_config_map(tmp_path: Path) -> None:
+    """A small project is in code.tar.gz of the ConfigMap, not on the claim."""
     made = of_script(tmp_path, project(tmp_path, 1000))
     assert not [path for path, _, _ in made.files if "/work/" in path]
     assert "code.tar.gz" in [path for path, _, _ in made.files]
@@ -177,6 +189,7 @@ def test_a_project_is_packed_into_the_config_map(tmp_path: Path) -> None:
 
 
 def test_a_project_that_no_config_map_holds_goes_by_the_claim(tmp_path: Path) -> None:
+    """A large project with a claim is in on_claim, and LABCTL_CODE is its place, the same for equal code."""
     options = project(tmp_path, 1 << 20)
     made = of_script(tmp_path, options, LAB_K8S_STORAGE_SIZE="1g")
     assert "code.tar.gz" not in [path for path, _, _ in made.files]
@@ -189,6 +202,7 @@ def test_a_project_that_no_config_map_holds_goes_by_the_claim(tmp_path: Path) ->
 def test_a_project_that_no_config_map_holds_is_refused_without_a_claim_and_by_hand(
     tmp_path: Path, owner: str, size: str
 ) -> None:
+    """A large project without a claim, or for a job by hand, raises ConfigError with LAB_K8S_STORAGE_SIZE as hint."""
     options = project(tmp_path, 1 << 20)
     told = (
         r"/mine is 1\.\d+ MiB when packed, its largest file data\.bin; with .* more than a ConfigMap holds \(1 MiB\)$"
@@ -199,7 +213,10 @@ def test_a_project_that_no_config_map_holds_is_refused_without_a_claim_and_by_ha
 
 
 def test_inputs_are_paths_on_the_claim() -> None:
+    """--model below /storage is passed on; another path, or none, raises ConfigError."""
+
     def with_model(path: str) -> RunOptions:
+        """Return the options with this path as --model."""
         return RunOptions(arguments=(("model", path),))
 
     _, made = built("lora-clm", options=with_model("/storage/llama"))
@@ -211,6 +228,7 @@ def test_inputs_are_paths_on_the_claim() -> None:
 
 
 def test_a_model_that_is_named_as_on_the_hub_is_on_the_claim() -> None:
+    """--model as a hub's name is its folder on the claim; without a claim it raises ConfigError."""
     options = RunOptions(arguments=(("model", "acme/llama-7b"),))
     _, made = built("lora-clm", options=options, LAB_K8S_STORAGE_SIZE="10g")
     assert "/storage/models/acme/llama-7b" in made.job.workload.arguments
@@ -220,17 +238,20 @@ def test_a_model_that_is_named_as_on_the_hub_is_on_the_claim() -> None:
 
 
 def test_caches_are_on_the_claim_where_there_is_one() -> None:
+    """HF_HOME is on the claim, or below /workspace without one."""
     assert dict(built("hello-mpi")[1].environment)["HF_HOME"] == "/workspace/.cache/huggingface"
     assert dict(built("hello-mpi", LAB_K8S_STORAGE_SIZE="10g")[1].environment)["HF_HOME"] == "/storage/huggingface"
 
 
 def test_what_sshd_logs_is_said_to_pods_where_it_is_set() -> None:
+    """LAB_SSHD_LOG_LEVEL is a variable of the pods only if it is set."""
     assert "LAB_SSHD_LOG_LEVEL" not in dict(built("matmul")[1].environment)
     for level in ("VERBOSE", "DEBUG"):
         assert dict(built("matmul", LAB_SSHD_LOG_LEVEL=level)[1].environment)["LAB_SSHD_LOG_LEVEL"] == level
 
 
 def test_a_secret_is_in_the_secret_alone() -> None:
+    """Tokens are in the Secret and in no other object; a plain variable is in another."""
     where, made = built("hello-mpi", ROOT, NOTHING, LAB_ENV_PLAIN="seen", **TOKENS)
     secret, *others = sorted(render.manifests(where, made), key=lambda one: one["kind"] != "Secret")
     assert secret["stringData"]["hf_token"] == TOKENS["HF_TOKEN"]
@@ -240,6 +261,7 @@ def test_a_secret_is_in_the_secret_alone() -> None:
 
 
 def test_pods_have_no_rights_and_a_time_limit() -> None:
+    """Pods run as non-root without a service account, capabilities and host paths; the job has a deadline."""
     where, made = built("hello-mpi", options=RunOptions(timeout=90))
     job_object = render.manifests(where, made)[-1]
     policy = job_object["spec"]["runPolicy"]
@@ -254,6 +276,7 @@ def test_pods_have_no_rights_and_a_time_limit() -> None:
 
 
 def test_the_same_settings_give_the_same_text_which_yaml_reads_back() -> None:
+    """Two builds give the same YAML, which is parsed back as the manifests."""
     where, made = built("opt-tiny", LAB_ENV_ODD="two\nlines: $HOME 'x' \"y\"\t")
     text = render.rendered(where, made).yaml
     assert text == render.rendered(*built("opt-tiny", LAB_ENV_ODD="two\nlines: $HOME 'x' \"y\"\t")).yaml
@@ -261,6 +284,7 @@ def test_the_same_settings_give_the_same_text_which_yaml_reads_back() -> None:
 
 
 def test_files_for_kustomize_have_every_object_but_the_secret() -> None:
+    """kustomization() has a file for each object but the Secret, which it names as left out."""
     where, made = built("hello-mpi", ROOT, NOTHING, **TOKENS)
     files, left_out = render.kustomization(render.manifests(where, made))
     index = yaml.safe_load(next(one.content for one in files if one.path == "kustomization.yaml"))

@@ -26,11 +26,13 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def api() -> RunningApi:
+    """Return a cluster in memory that knows MPIJob and TrainJob."""
     return RunningApi(knows=[MPIJOBS, TRAINJOBS])
 
 
 @pytest.fixture
 def there(api: RunningApi, tmp_path: Path) -> ClusterLab:
+    """Return a lab with a workload of its own on the cluster in memory."""
     return clusters.lab(api, running.own_workload(tmp_path), LAB_ACCELERATOR="cpu")
 
 
@@ -38,6 +40,7 @@ def there(api: RunningApi, tmp_path: Path) -> ClusterLab:
 
 
 def test_a_run_says_where_it_is(there: ClusterLab) -> None:
+    """active() has the run's state, nodes and last printed step."""
     run = launched(there, **runs())
     prints(there, run, "step 1/9", "step 2/9", "loss 3")
     found = labs.active(there)[run.run_id]
@@ -46,11 +49,13 @@ def test_a_run_says_where_it_is(there: ClusterLab) -> None:
 
 
 def test_where_no_run_is_under_way_the_server_is_not_asked(there: ClusterLab) -> None:
+    """active() without runs is empty and asks a silent server nothing."""
     there.api.fails = 0  # type: ignore[attr-defined]
     assert labs.active(there) == {}
 
 
 def test_who_may_list_one_kind_of_job_needs_no_rights_to_the_other(there: ClusterLab) -> None:
+    """jobs() without the right to list TrainJobs lists MPIJobs; without both it raises Refused."""
     run = launched(there)
     there.api.denied = {"list trainjobs.trainer.kubeflow.org"}  # type: ignore[attr-defined]
     assert [one["metadata"]["name"] for one in labs.jobs(there)] == [run.name]
@@ -63,10 +68,12 @@ def test_who_may_list_one_kind_of_job_needs_no_rights_to_the_other(there: Cluste
 
 
 def test_a_lab_without_pods_is_down(there: ClusterLab) -> None:
+    """status() of a lab without pods is `down`."""
     assert labs.status(there).state == "down"
 
 
 def test_a_lab_says_what_keeps_its_pods_from_running(there: ClusterLab) -> None:
+    """status() is `partial` with the reason of a pod that is not placed, without deleted pods; then `up`."""
     run = launched(there, **runs())
     put(there, pod_of(run, "worker-1", **unplaced("0/1 nodes are available")))
     put(there, pod_of(run, "worker-2", deleted=True, **runs()))
@@ -82,11 +89,13 @@ def test_a_lab_says_what_keeps_its_pods_from_running(there: ClusterLab) -> None:
 
 
 def test_the_pods_of_two_runs_are_told_apart(there: ClusterLab) -> None:
+    """With two runs, status() has the pods of both by their own names."""
     names = {f"{launched(there, **runs()).name}-launcher" for _ in range(2)}
     assert names <= {one.name for one in labs.status(there).nodes}
 
 
 def test_a_node_that_is_entered_is_one_that_runs(there: ClusterLab) -> None:
+    """pod_of() returns a running pod by node or pod name; a pending or unknown one raises an error that names it."""
     with pytest.raises(HostError, match="lab demo has no pods"):
         labs.pod_of(there, "launcher")
     run = launched(there, **runs())
@@ -101,6 +110,7 @@ def test_a_node_that_is_entered_is_one_that_runs(there: ClusterLab) -> None:
 
 
 def test_a_lab_without_a_worker_that_runs_has_none(there: ClusterLab) -> None:
+    """workers() of a lab without a running worker raises HostError."""
     launched(there, **waits("ContainerCreating"))
     with pytest.raises(HostError, match="lab demo has no worker that runs"):
         labs.workers(there)
@@ -109,6 +119,7 @@ def test_a_lab_without_a_worker_that_runs_has_none(there: ClusterLab) -> None:
 def test_a_command_in_several_nodes_has_their_lines_marked_and_the_largest_code(
     there: ClusterLab, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """execute() in two workers marks each line with its node and returns the largest code; in one it does not."""
     launched(there, **runs())
     there.api.programs = lambda pod, _: (  # type: ignore[attr-defined]
         (OUT, f"I am {pod[-1]}\n".encode()),
@@ -124,14 +135,17 @@ def test_a_command_in_several_nodes_has_their_lines_marked_and_the_largest_code(
 
 
 def claim(name: str = "demo-storage", lab: str = "demo") -> Manifest:
+    """Return a storage claim of the lab."""
     return {"kind": "PersistentVolumeClaim", **labelled(name, lab)}
 
 
 def kinds(there: ClusterLab) -> list[str]:
+    """Return the kinds of the objects in the cluster, sorted."""
     return sorted({kind for kind, _ in there.api.objects})  # type: ignore[attr-defined]
 
 
 def test_a_job_that_was_submitted_by_hand_is_deleted_with_what_it_has(there: ClusterLab) -> None:
+    """delete() removes job, ConfigMap and runtime, and with storage the claim; of nothing it raises ConfigError."""
     name = "demo-hello"
     put(there, *({"kind": kind, **labelled(name)} for kind in ("TrainJob", "ConfigMap", "TrainingRuntime")), claim())
     done = labs.delete(there, "hello", storage=False)
@@ -143,6 +157,7 @@ def test_a_job_that_was_submitted_by_hand_is_deleted_with_what_it_has(there: Clu
 
 
 def test_what_was_submitted_by_hand_is_deleted_by_who_may_not_read_it(there: ClusterLab, api: RunningApi) -> None:
+    """delete() removes a ConfigMap and a Secret that may not be read."""
     put(there, *({"kind": kind, **labelled("demo-hello")} for kind in ("MPIJob", "ConfigMap", "Secret")))
     api.denied = {"get configmaps", "get secrets"}
     done = labs.delete(there, "hello", storage=False)
@@ -150,6 +165,7 @@ def test_what_was_submitted_by_hand_is_deleted_by_who_may_not_read_it(there: Clu
 
 
 def test_a_job_that_is_there_is_not_submitted_again(there: ClusterLab) -> None:
+    """job_of() of a job that is in the namespace raises ConfigError, with `labctl k8s delete` as hint."""
     workload = choose_workload(there.directory, "hello", RunOptions(), there.settings)
     labs.job_of(there, workload, RunOptions())
     put(there, {"kind": "MPIJob", **labelled("demo-hello")})
@@ -159,6 +175,7 @@ def test_a_job_that_is_there_is_not_submitted_again(there: ClusterLab) -> None:
 
 
 def test_a_claim_of_another_lab_is_not_deleted(there: ClusterLab) -> None:
+    """delete() with storage raises ConfigError for another lab's claim, and keeps it."""
     put(there, claim("theirs", "another"))
     with pytest.raises(ConfigError, match="not found"):
         labs.delete(there, "hello", storage=True)

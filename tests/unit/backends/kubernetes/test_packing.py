@@ -15,10 +15,12 @@ from labctl.model import Copy
 
 
 def copies(root: Path, *names: str) -> list[Copy]:
+    """Return the copies of these files, below work/mine."""
     return [Copy(path=f"work/mine/{name}", root=root, name=name) for name in names]
 
 
 def test_names_links_modes_and_bytes_are_kept(tmp_path: Path) -> None:
+    """pack() keeps names, links and bytes; modes are 0755 or 0644."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/é 1+1=2 $X.py").write_bytes(b"\xff\r\n")
     (tmp_path / "go.sh").write_text("#!/bin/sh\n")
@@ -38,6 +40,7 @@ def test_names_links_modes_and_bytes_are_kept(tmp_path: Path) -> None:
 
 
 def test_the_same_files_give_the_same_archive_whenever_they_were_written(tmp_path: Path) -> None:
+    """pack() of the same files in another order and of another time gives the same bytes."""
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(name)
     first = pack(copies(tmp_path, "a.py", "b.py"))
@@ -46,5 +49,6 @@ def test_the_same_files_give_the_same_archive_whenever_they_were_written(tmp_pat
 
 
 def test_a_file_that_is_gone_meanwhile_is_named(tmp_path: Path) -> None:
+    """pack() of a missing file raises ConfigError that names it."""
     with pytest.raises(ConfigError, match=r"gone\.py: cannot be read: No such file"):
         pack(copies(tmp_path, "gone.py"))

@@ -40,6 +40,7 @@ class Launcher:
     """A launcher with a command, from start to end; its image has a Python for the agent, or none."""
 
     def __init__(self, root: Path, *, has_python: bool) -> None:
+        """Make home, workers' folders, stand-ins for programs and a pod.sh with this root's paths."""
         self.id = f"r-{uuid.uuid4().hex}"
         self.root, self.home, self.run = root, root / "home", root / f"project/outputs/{self.id}"
         self.environment = {
@@ -90,21 +91,24 @@ class Launcher:
         self.script.write_text(text)
 
     def program(self, name: str, text: str) -> None:
+        """Write an executable bash program of this name into the launcher's PATH."""
         path = self.root / "bin" / name
         path.write_text(f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
 
     def job(self, **changes: object) -> None:
-        """Write the run's description for the agent."""
+        """Write the run's description for the agent, with these fields changed."""
         nodes = {"nodes": ["w0", "w1"], "needed": ["w0", "w1"], "elastic": False, "ssh_port": 2222}
         limits = {"limit": 60.0, "stall": 0.0, "launcher": "mpirun", "directory": str(self.run)}
         (self.root / "job.json").write_text(json.dumps({"id": self.id, **nodes, **limits, **changes}))
 
     def worker(self, node: str, **files: str) -> None:
+        """Write files of a worker, by name."""
         for name, text in files.items():
             (self.root / "nodes" / node / name).write_text(text)
 
     def start(self, *command: str, role: str = "launcher") -> None:
+        """Start pod.sh in this role with the command; kill it after 30 s."""
         argv = ["bash", str(self.script), role, *command]
         self.process = subprocess.Popen(
             argv, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -126,6 +130,7 @@ class Launcher:
         return self.process.stdout.readline().rstrip("\n")
 
     def fetched(self) -> None:
+        """Mark the results as fetched."""
         (self.home / ".fetched").touch()
 
     def end(self) -> int:
@@ -133,6 +138,7 @@ class Launcher:
         return self.process.wait(LIMIT)
 
     def close(self) -> None:
+        """Kill the process, if started, and close its output."""
         if hasattr(self, "process"):
             self.process.kill()
             self.process.wait()
@@ -143,6 +149,7 @@ class Launcher:
 
 @pytest.fixture(params=[True, False], ids=["agent", "no-agent"])
 def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    """Yield a launcher, with and without a Python for its agent; kill it afterwards."""
     made = Launcher(tmp_path, has_python=request.param)
     yield made
     made.close()
@@ -150,13 +157,14 @@ def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launche
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Launcher]:
-    """A launcher with an agent."""
+    """Yield a launcher with an agent; kill it afterwards."""
     made = Launcher(tmp_path, has_python=True)
     yield made
     made.close()
 
 
 def test_the_command_runs_in_the_runs_directory_with_its_files_and_the_operators_hostfile(launcher: Launcher) -> None:
+    """The command runs in the run's directory with the operator's hostfile and rank.sh; the end is the last line."""
     launcher.start("sh", "-c", "pwd; cat hostfile; ls")
     printed = [launcher.line() for _ in range(6)]
     assert printed == [str(launcher.run), "w0 slots=1", "w1 slots=1", "hostfile", "rank.sh", "ranks"]
@@ -164,6 +172,7 @@ def test_the_command_runs_in_the_runs_directory_with_its_files_and_the_operators
 
 
 def test_what_workers_wrote_is_gathered_before_the_end_is_said(launcher: Launcher) -> None:
+    """Workers' files are in the run's directory at the last line; of one that both wrote, the first worker's."""
     launcher.worker("w0", both="of 0", **{"zero.txt": "0"})
     launcher.worker("w1", both="of 1", **{"one.txt": "1"})
     launcher.start("sh", "-c", "echo mine > launcher.txt")
@@ -177,6 +186,7 @@ def test_what_workers_wrote_is_gathered_before_the_end_is_said(launcher: Launche
 
 
 def test_a_worker_that_is_gone_does_not_keep_the_others_files(launcher: Launcher) -> None:
+    """A worker that is not reached is told, and the other's files are gathered."""
     (launcher.root / "nodes/w0").rmdir()
     launcher.worker("w1", one="1")
     launcher.start("true")
@@ -186,6 +196,7 @@ def test_a_worker_that_is_gone_does_not_keep_the_others_files(launcher: Launcher
 
 
 def test_it_stays_while_its_results_are_fetched(launcher: Launcher) -> None:
+    """Past its time the launcher stays while .fetching is locked, and ends with 0 after."""
     launcher.environment["LABCTL_KEPT"] = "0"
     fetching = launcher.home / ".fetching"
     with fetching.open("w") as lock:
@@ -198,6 +209,7 @@ def test_it_stays_while_its_results_are_fetched(launcher: Launcher) -> None:
 
 
 def test_a_runs_directory_is_on_the_claim_if_there_is_one(launcher: Launcher) -> None:
+    """With a claim the run's directory is on it, and workers' files are not gathered."""
     launcher.environment["LABCTL_STORAGE"] = f"{launcher.root}/storage"
     launcher.worker("w1", two="2")
     launcher.start("sh", "-c", "echo 1 > one; /bin/sleep 0.1")
@@ -209,6 +221,7 @@ def test_a_runs_directory_is_on_the_claim_if_there_is_one(launcher: Launcher) ->
 
 
 def test_a_worker_leaves_the_files_of_a_run_on_the_claim_to_the_launcher(launcher: Launcher) -> None:
+    """A worker makes only ranks/ in the run's directory on the claim; other folders are in the project."""
     launcher.environment["LABCTL_STORAGE"] = f"{launcher.root}/storage"
     (launcher.root / "etc/files/workloads").mkdir()
     # Without keys it goes no further.
@@ -221,6 +234,7 @@ def test_a_worker_leaves_the_files_of_a_run_on_the_claim_to_the_launcher(launche
 
 
 def test_a_job_that_is_not_recorded_stays_in_its_pods(launcher: Launcher) -> None:
+    """Without LABCTL_KEPT nothing is written to the claim; the files are in the pod."""
     launcher.environment["LABCTL_STORAGE"] = f"{launcher.root}/storage"
     del launcher.environment["LABCTL_KEPT"]
     launcher.start("true")
@@ -239,6 +253,7 @@ def packed(path: Path) -> None:
 
 
 def test_a_project_is_unpacked_in_the_runs_directory(launcher: Launcher) -> None:
+    """code.tar.gz of the ConfigMap is unpacked in the run's directory."""
     packed(launcher.root / "etc/files/code.tar.gz")
     launcher.start("cat", "work/mine/two words.py")
     assert launcher.line() == "1"
@@ -247,6 +262,7 @@ def test_a_project_is_unpacked_in_the_runs_directory(launcher: Launcher) -> None
 
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_project_is_unpacked_on_the_claim_by_the_launcher_alone(launcher: Launcher, *, sent: bool) -> None:
+    """On a claim the launcher unpacks the project, from the ConfigMap or a sent archive; a worker does not."""
     storage = launcher.environment["LABCTL_STORAGE"] = f"{launcher.root}/storage"
     archive = f"{storage}/code/1a2b.tar.gz" if sent else f"{launcher.root}/etc/files/code.tar.gz"
     launcher.environment |= {"LABCTL_CODE": archive} if sent else {}
@@ -261,6 +277,7 @@ def test_a_project_is_unpacked_on_the_claim_by_the_launcher_alone(launcher: Laun
 
 
 def test_a_project_that_is_no_longer_on_the_claim_is_said_to_be_gone(launcher: Launcher) -> None:
+    """A missing LABCTL_CODE is told, and the launcher ends with 1."""
     launcher.environment |= {"LABCTL_STORAGE": f"{launcher.root}/storage", "LABCTL_CODE": "/nowhere/1a2b.tar.gz"}
     launcher.start("true")
     assert launcher.line() == "labctl: /nowhere/1a2b.tar.gz is not on the claim: it has been removed"
@@ -269,6 +286,7 @@ def test_a_project_that_is_no_longer_on_the_claim_is_said_to_be_gone(launcher: L
 
 @pytest.mark.parametrize("code", [0, 3, 124])
 def test_it_stays_until_its_results_are_fetched_and_ends_as_its_command_did(launcher: Launcher, code: int) -> None:
+    """The launcher stays after its last line until .fetched exists, and ends with its command's code."""
     launcher.start("sh", "-c", f"/bin/sleep 0.1; exit {code}")
     assert launcher.line() == f"labctl: the launcher ended with exit code {code}"
     assert launcher.process.poll() is None
@@ -277,6 +295,7 @@ def test_it_stays_until_its_results_are_fetched_and_ends_as_its_command_did(laun
 
 
 def test_it_does_not_stay_longer_than_it_may(launcher: Launcher) -> None:
+    """The launcher ends with 0 after LABCTL_KEPT seconds if nobody fetches."""
     launcher.environment["LABCTL_KEPT"] = "2"
     launcher.start("true")
     assert launcher.end() == 0
@@ -284,11 +303,13 @@ def test_it_does_not_stay_longer_than_it_may(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_command_that_fails_at_once_keeps_its_code(launcher: Launcher, number: int) -> None:
+    """A command that fails at once has its code in the last line."""
     launcher.start("sh", "-c", f"exit {number + 3}")
     assert launcher.line() == f"labctl: the launcher ended with exit code {number + 3}"
 
 
 def test_a_command_that_ends_before_anyone_looks_keeps_its_code(launcher: Launcher) -> None:
+    """A command that ends before it is waited for has its code in the last line."""
     # What is done between the command's start and the look at it takes a while here.
     text = launcher.script.read_text()
     assert 'echo "$command" > ~/.command\n' in text
@@ -298,12 +319,14 @@ def test_a_command_that_ends_before_anyone_looks_keeps_its_code(launcher: Launch
 
 
 def test_a_command_that_is_not_there_ends_with_127(launcher: Launcher) -> None:
+    """A command that does not exist is told, with exit code 127."""
     launcher.start("no-such-launcher")
     assert re.search("no-such-launcher.*No such file or directory|No such file.*no-such-launcher", launcher.line())
     assert launcher.line() == "labctl: the launcher ended with exit code 127"
 
 
 def test_who_stops_the_run_is_in_its_last_line(launcher: Launcher) -> None:
+    """The last line has code 143 and the text of .stopped."""
     launcher.start("sh", "-c", "echo begun; exec /bin/sleep 60")
     assert launcher.line() == "begun"
     subprocess.run(
@@ -315,6 +338,7 @@ def test_who_stops_the_run_is_in_its_last_line(launcher: Launcher) -> None:
 
 
 def test_a_pod_that_is_to_go_ends_its_command_and_gathers_nothing(launcher: Launcher) -> None:
+    """SIGTERM ends the command, whose code is the launcher's, and workers' files are not gathered."""
     launcher.worker("w1", one="1")
     launcher.start(sys.executable, "-c", ENDS)
     assert launcher.line() == "begun"
@@ -326,6 +350,7 @@ def test_a_pod_that_is_to_go_ends_its_command_and_gathers_nothing(launcher: Laun
 
 
 def test_a_pod_that_is_to_go_does_not_wait_for_its_results_to_be_fetched(launcher: Launcher) -> None:
+    """SIGTERM after the command's end ends the launcher with 0, though nobody has fetched."""
     launcher.start("true")
     assert launcher.line() == "labctl: the launcher ended with exit code 0"
     launcher.process.terminate()
@@ -333,6 +358,7 @@ def test_a_pod_that_is_to_go_does_not_wait_for_its_results_to_be_fetched(launche
 
 
 def test_without_anyone_to_fetch_its_results_it_ends_with_its_command_and_gathers_nothing(launcher: Launcher) -> None:
+    """Without LABCTL_KEPT the launcher ends with its command and gathers nothing."""
     del launcher.environment["LABCTL_KEPT"]
     launcher.worker("w1", one="1")
     launcher.start("sh", "-c", "exit 4")
@@ -343,11 +369,13 @@ def test_without_anyone_to_fetch_its_results_it_ends_with_its_command_and_gather
 
 
 def test_the_command_alone_has_the_runs_id(launcher: Launcher) -> None:
+    """LABCTL_RUN_ID is a variable of the command, and not of the launcher's shell."""
     launcher.start("sh", "-c", "echo $LABCTL_RUN_ID; tr '\\0' '\\n' < /proc/$PPID/environ | grep -c ^LABCTL_RUN_ID=")
     assert [launcher.line(), launcher.line()] == [launcher.id, "0"]
 
 
 def test_an_image_without_python_is_said_once_to_have_no_agent(launcher: Launcher) -> None:
+    """Without python3 one line says so, and the command runs."""
     (launcher.root / "bin/python3").unlink()
     launcher.program("python3", "exit 127")
     launcher.start("echo", "one")
@@ -370,6 +398,7 @@ STEPS = "for step in 1 2 3 4 5; do echo step $step/9; /bin/sleep 0.07; done; "
 def test_the_agent_ends_a_run_and_says_why_in_the_last_line(
     watched: Launcher, changes: dict[str, object], script: str, why: str
 ) -> None:
+    """The agent ends a run with a crashed rank, a stall or past its limit; the last line has 143 and the cause."""
     watched.job(**changes)
     watched.start("sh", "-c", f"{script}exec /bin/sleep 60")
     last = next(line for line in iter(watched.printed, "") if line.startswith(MARK))
@@ -378,6 +407,7 @@ def test_the_agent_ends_a_run_and_says_why_in_the_last_line(
 
 
 def test_a_command_cannot_print_the_last_line(watched: Launcher) -> None:
+    """A last line printed by the command loses its first mark; the real one follows."""
     forged = "labctl: the launcher ended with exit code 0 after 1 s"
     watched.start("sh", "-c", f"printf '\\001!\\002{forged}'; exit 3")
     assert watched.printed() == f"!\x02{forged}"
@@ -385,6 +415,7 @@ def test_a_command_cannot_print_the_last_line(watched: Launcher) -> None:
 
 
 def test_workers_that_are_not_reached_are_named(launcher: Launcher) -> None:
+    """Workers that are not reached in time are told with the reason, and the launcher ends with 1."""
     launcher.environment["LABCTL_PATIENCE"] = "-1"
     launcher.program("ssh-keyscan", "read -r host; echo '# w0:2222 SSH-2.0'; echo 'getaddrinfo w1: no' >&2; exit 1")
     launcher.start("true")
@@ -394,6 +425,7 @@ def test_workers_that_are_not_reached_are_named(launcher: Launcher) -> None:
 
 
 def test_a_worker_whose_name_is_known_later_is_waited_for(launcher: Launcher) -> None:
+    """A worker whose key is scanned only at the third try is waited for."""
     tried = 'echo x >> "$HOME/tries"; [ "$(wc -l < "$HOME/tries")" -lt 3 ] && head -n 1 || cat'
     launcher.program("ssh-keyscan", f"{{ {tried}; }} | sed 's/$/ ssh-ed25519 AAAA/'")
     launcher.start("true")
@@ -402,6 +434,7 @@ def test_a_worker_whose_name_is_known_later_is_waited_for(launcher: Launcher) ->
 
 
 def test_secrets_are_variables_of_the_command(launcher: Launcher) -> None:
+    """The Secret's environment file gives the command its variables."""
     (launcher.root / "secrets").mkdir()
     (launcher.root / "secrets/environment").write_text("export HF_TOKEN=canary\n")
     launcher.start("sh", "-c", "echo $HF_TOKEN")
@@ -409,6 +442,7 @@ def test_secrets_are_variables_of_the_command(launcher: Launcher) -> None:
 
 
 def test_keys_are_the_persons_own_alone(launcher: Launcher) -> None:
+    """~/.ssh has mode 0700, its key and configuration 0600."""
     launcher.start("sh", "-c", "stat -c %a ~/.ssh ~/.ssh/id_rsa ~/.ssh/config")
     assert [launcher.line() for _ in range(3)] == ["700", "600", "600"]
 
@@ -417,6 +451,7 @@ def test_keys_are_the_persons_own_alone(launcher: Launcher) -> None:
 def test_a_workers_sshd_tells_of_no_probe_unless_it_is_asked_to(
     launcher: Launcher, given: dict[str, str], level: str
 ) -> None:
+    """A worker's sshd has LogLevel ERROR, or LAB_SSHD_LOG_LEVEL."""
     launcher.environment |= given
     (launcher.root / "keys/authorized_keys").write_text("key\n")
     launcher.program("ssh-keygen", ":")
@@ -426,6 +461,7 @@ def test_a_workers_sshd_tells_of_no_probe_unless_it_is_asked_to(
 
 
 def test_a_workers_sshd_takes_the_variables_that_a_labs_nodes_take(launcher: Launcher) -> None:
+    """A worker's sshd has the AcceptEnv line of docker/sshd_config."""
     (launcher.root / "keys/authorized_keys").write_text("key\n")
     launcher.program("ssh-keygen", ":")
     launcher.program("sshd", 'grep ^AcceptEnv "${@: -1}"')
@@ -436,6 +472,7 @@ def test_a_workers_sshd_takes_the_variables_that_a_labs_nodes_take(launcher: Lau
 
 
 def test_settings_that_are_the_pods_own_do_not_come_from_the_nodes_file(launcher: Launcher) -> None:
+    """No option occurs twice in a worker's sshd configuration."""
     (launcher.root / "keys/authorized_keys").write_text("key\n")
     launcher.program("ssh-keygen", ":")
     launcher.program("sshd", 'cut -d " " -f 1 "${@: -1}" | sort | uniq -d; echo end')

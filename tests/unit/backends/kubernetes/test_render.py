@@ -55,6 +55,7 @@ INTELS = {
 
 
 def test_intels_fine_tuning_is_this_job(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The manifests of lora-clm on habana, with the settings of Intel's page, are expected/intel-lora-clm.yaml."""
     found = settings.load(tmp_path, {**INTELS, "LAB_ACCELERATOR": "habana"}, {})
     options = RunOptions(arguments=(("model", "meta-llama/Llama-2-7b-hf"), ("epochs", "3")))
     where = target.read(found, "habana")
@@ -76,6 +77,7 @@ def compare(objects: list[render.Manifest], name: str, request: pytest.FixtureRe
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
 @pytest.mark.parametrize("accelerator", ["cpu", *(name for name in accelerators.modules() if name != "cpu")])
 def test_a_job_has_these_objects(accelerator: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The manifests of matmul for each accelerator and kind of job are expected/ACCELERATOR-KIND.yaml."""
     found = settings.load(tmp_path, {**ASKED, "LAB_ACCELERATOR": accelerator, "LAB_K8S_JOB": kind}, {})
     options = RunOptions()
     workload = choose_workload(ROOT, "matmul", options, found)
@@ -86,6 +88,7 @@ def test_a_job_has_these_objects(accelerator: str, kind: str, tmp_path: Path, re
 
 @pytest.mark.parametrize(("length", "cut"), [(12, False), (40, False), (41, True), (60, True)])
 def test_the_label_of_a_run_keeps_the_end_of_its_id(length: int, cut: bool) -> None:
+    """label() of a run id has at most 63 characters, ends with the id's end, and is cut only if longer."""
     run_id = f"20260102-150405-{'w' * length}-3fa2c1"
     label = render.label(run_id)
     assert (len(label) <= 63, label.endswith("-3fa2c1"), label != run_id) == (True, True, cut)

@@ -55,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lab_with_token(api: FakeApi, directory: Path, timeout: str = "60s", **given: Any) -> ClusterLab:
-    """A CPU lab with a workload and the secret HF_TOKEN."""
+    """Return a CPU lab with a workload and the secret HF_TOKEN."""
     running.own_workload(directory, timeout)
     return clusters.lab(api, directory, LAB_ACCELERATOR="cpu", HF_TOKEN=TOKEN, **given)
 
@@ -69,7 +69,10 @@ def begun(api: FakeApi, directory: Path, **given: Any) -> NewClusterRun:
 
 
 def test_the_kind_of_job_is_what_the_cluster_has() -> None:
+    """kind_of() prefers MPIJob to TrainJob unless LAB_K8S_JOB is set; without a usable one it raises HostError."""
+
     def kind(*knows: str, **given: Any) -> str:
+        """Return the kind of job on a cluster that knows these APIs, with these settings."""
         return kind_of(FakeApi(knows=knows), clusters.lab(FakeApi(), **given).settings)
 
     assert kind(MPIJOBS, TRAINJOBS) == "mpijob"
@@ -84,6 +87,7 @@ def test_the_kind_of_job_is_what_the_cluster_has() -> None:
 
 
 def test_who_may_not_ask_what_the_cluster_has_is_told_so() -> None:
+    """definitions() without the right to read an API raises Refused."""
     with pytest.raises(Refused, match="cannot get"):
         definitions(FakeApi(denied=["get /apis/kubeflow.org/v2beta1"]))
 
@@ -97,6 +101,7 @@ class Strict(FakeApi):
     refuses, when = "", "rehearsal"
 
     def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Apply as the fake API; refuse a TrainJob without its runtime, and the planted kind at its time."""
         if manifest["kind"] == "TrainJob" and ("TrainingRuntime", manifest["metadata"]["name"]) not in self.objects:
             raise Refused(403, "TrainJob was refused: its runtime is not there", "")
         if manifest["kind"] == self.refuses and (dry_run or self.when == "made"):
@@ -106,6 +111,7 @@ class Strict(FakeApi):
 
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
 def test_a_job_owns_what_it_has_beside_it(tmp_path: Path, kind: str) -> None:
+    """submit() makes the job own ConfigMap, Secret and runtime, and labels the namespace as the lab's."""
     api = Strict(knows=[MPIJOBS, TRAINJOBS])
     new = begun(api, tmp_path, LAB_K8S_JOB=kind)
     submit(api, new.lab.name, new.objects)
@@ -123,6 +129,7 @@ def test_a_job_owns_what_it_has_beside_it(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("refused", ["ConfigMap", "Secret", "TrainingRuntime", "TrainJob"])
 @pytest.mark.parametrize("when", ["rehearsal", "made"])
 def test_a_refused_object_leaves_nothing_of_the_job(tmp_path: Path, refused: str, when: str) -> None:
+    """If an object is refused, at the dry run or later, submit() raises HostError and only the namespace is left."""
     api = Strict(knows=[TRAINJOBS])
     api.refuses, api.when = refused, when
     new = begun(api, tmp_path)
@@ -132,10 +139,13 @@ def test_a_refused_object_leaves_nothing_of_the_job(tmp_path: Path, refused: str
 
 
 def test_a_runtime_that_trainer_has_not_seen_yet_is_waited_for(tmp_path: Path) -> None:
+    """submit() retries a TrainJob that is refused because its runtime is not known yet."""
+
     class Late(FakeApi):
         looks = 0
 
         def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+            """Refuse the first three TrainJobs for a runtime that is not found; apply others."""
             self.looks += manifest["kind"] == "TrainJob"
             if manifest["kind"] == "TrainJob" and self.looks < 4:
                 told = 'TrainingRuntime "m" not found: specified trainingRuntime must be created before the TrainJob is'
@@ -151,8 +161,11 @@ def test_a_runtime_that_trainer_has_not_seen_yet_is_waited_for(tmp_path: Path) -
 def test_a_runtime_that_trainer_never_sees_is_refused_after_some_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """submit() of a TrainJob whose runtime stays unknown raises HostError after a while and leaves the namespace."""
+
     class Blind(FakeApi):
         def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+            """Refuse each TrainJob for its runtime; apply others."""
             if manifest["kind"] == "TrainJob":
                 raise Refused(422, "specified trainingRuntime must be created before the TrainJob is created")
             return super().apply(manifest, dry_run=dry_run)
@@ -166,8 +179,11 @@ def test_a_runtime_that_trainer_never_sees_is_refused_after_some_seconds(
 
 
 def test_who_stops_labctl_while_it_submits_leaves_nothing_of_the_job(tmp_path: Path) -> None:
+    """KeyboardInterrupt while the job is applied is raised by submit(), and only the namespace is left."""
+
     class Interrupted(FakeApi):
         def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+            """Raise KeyboardInterrupt for the MPIJob, unless it is a dry run; apply others."""
             if manifest["kind"] == "MPIJob" and not dry_run:
                 raise KeyboardInterrupt
             return super().apply(manifest, dry_run=dry_run)
@@ -180,6 +196,7 @@ def test_who_stops_labctl_while_it_submits_leaves_nothing_of_the_job(tmp_path: P
 
 
 def test_a_job_that_was_there_before_stays_where_a_change_of_it_is_refused(tmp_path: Path) -> None:
+    """submit() of a job that exists and may not be changed raises HostError and keeps it."""
     api = Strict(knows=[TRAINJOBS])
     new = begun(api, tmp_path)
     submit(api, new.lab.name, new.objects)
@@ -190,6 +207,7 @@ def test_a_job_that_was_there_before_stays_where_a_change_of_it_is_refused(tmp_p
 
 
 def test_a_namespace_and_a_claim_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
+    """prepare() changes neither an existing namespace nor an existing claim, and does not patch the namespace."""
     there: list[Manifest] = [
         {"kind": "Namespace", "metadata": {"name": "demo", "labels": {"team": "ours"}}},
         {"kind": "PersistentVolumeClaim", "metadata": {"name": "demo-storage"}, "spec": {"is": "theirs"}},
@@ -202,6 +220,7 @@ def test_a_namespace_and_a_claim_that_are_there_stay_as_they_are(tmp_path: Path)
 
 
 def test_who_may_work_in_a_namespace_alone_needs_no_rights_to_it(tmp_path: Path) -> None:
+    """submit() without rights to namespaces submits the job."""
     api = Strict(denied=["get namespaces", "patch namespaces"])
     new = begun(api, tmp_path)
     submit(api, new.lab.name, new.objects)
@@ -215,6 +234,7 @@ class World:
     """A submitted run, and its follower."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
+        """Make a cluster, a lab and its run, neither recorded nor submitted, and put the run's job."""
         knows = [TRAINJOBS] if given.get("LAB_K8S_JOB") == "trainjob" else [MPIJOBS]
         self.api, self.directory, self.monkeypatch = RunningApi(knows=knows), directory, monkeypatch
         self.lab = lab_with_token(self.api, directory, **given)
@@ -227,19 +247,24 @@ class World:
         self.launcher = f"{self.run.name}-launcher"
 
     def job(self, **status: Any) -> None:
+        """Put the run's job with this status."""
         self.api.put({"kind": self.run.kind, "metadata": {"name": self.run.name}, **status})
 
     def pod(self, node: str, **status: Any) -> None:
+        """Put the pod of a node of the run with this status."""
         self.api.put(pod_of(self.run, node, **status))
 
     def pods(self, **status: Any) -> None:
+        """Put the pods of launcher and both workers with this status."""
         for node in ("worker-0", "worker-1", "launcher"):
             self.pod(node, **status)
 
     def gone(self, node: str) -> None:
+        """Remove a node's pod from the cluster."""
         del self.api.objects["Pod", f"{self.run.name}-{node}"]
 
     def prints(self, *lines: str, second: int = 0) -> None:
+        """Add lines to the launcher's log, at this second."""
         self.api.prints(self.launcher, *lines, second=second)
 
     def then(self, *steps: Callable[[], object] | None) -> None:
@@ -247,10 +272,12 @@ class World:
         self.api.steps += [step or (lambda: None) for step in steps]
 
     def patience(self, **seconds: float) -> None:
+        """Set time limits of the module, by name, for the test."""
         for name, value in seconds.items():
             self.monkeypatch.setattr(cluster_runs, name.upper(), value)
 
     def follow(self, patience: float = LIMIT) -> Ended:
+        """Follow the run to its end; return how it ended; keep lines and notices."""
         run = replace(self.run, patience=patience)
         follower = Follower(self.api, run, self.stop, self.said.append)
         return follower.follow(lambda line: self.lines.append(line.text))
@@ -262,7 +289,10 @@ class World:
         ends: bool = False,
         gather: Callable[[str], object] = len,
     ) -> RunOutcome:
+        """Supervise the run to its end; return its outcome; keep lines and notices."""
+
         def keep(lines: Sequence[Line]) -> Sequence[Line]:
+            """Collect the lines; return them as they are."""
             self.lines += (line.text for line in lines)
             return lines
 
@@ -272,15 +302,18 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Return a run whose MPIJob is in the cluster, with its stopper."""
     return World(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Return a run whose TrainJob is in the cluster, with its stopper."""
     return World(tmp_path, monkeypatch, LAB_K8S_JOB="trainjob")
 
 
 def test_a_run_is_followed_from_its_first_line_to_its_launchers_last(world: World) -> None:
+    """follow() returns the launcher's code and its seconds from the pod's start; the end mark is in no line."""
     world.then(None, lambda: world.pods(**waits("ContainerCreating")), None, lambda: world.pods(**runs()))
     world.prints("one", second=5)
     world.prints("two", f"{MARK}0", second=7)
@@ -292,14 +325,17 @@ def test_a_run_is_followed_from_its_first_line_to_its_launchers_last(world: Worl
 
 
 def test_a_job_whose_definition_is_away_for_a_moment_was_not_deleted(world: World) -> None:
+    """A job that is away with its definition for a moment is not taken for deleted, and a notice says so."""
     world.pods(**runs())
     job = world.api.objects["MPIJob", world.run.name]
 
     def away() -> None:
+        """Remove the job and its definition."""
         world.api.knows.clear()
         del world.api.objects["MPIJob", world.run.name]
 
     def back() -> None:
+        """Bring the job and its definition back."""
         world.api.knows.add(MPIJOBS)
         world.api.put(job)
 
@@ -309,6 +345,7 @@ def test_a_job_whose_definition_is_away_for_a_moment_was_not_deleted(world: Worl
 
 
 def test_what_workers_wait_for_is_noticed_where_the_launcher_runs_already(world: World) -> None:
+    """With a running launcher, a worker that is not placed is noticed, one whose container is created is not."""
     world.pod("launcher", **runs())
     world.pod("worker-0", **unplaced("0/1 nodes are available"))
     world.pod("worker-1", **waits("ContainerCreating"))
@@ -318,6 +355,7 @@ def test_what_workers_wait_for_is_noticed_where_the_launcher_runs_already(world:
 
 
 def test_what_pods_wait_for_is_noticed_once_each(world: World) -> None:
+    """Each reason of a pending pod is noticed once per node."""
     world.then(
         lambda: world.pods(**unplaced("0/1 nodes are available")),
         None,
@@ -338,6 +376,7 @@ def test_what_pods_wait_for_is_noticed_once_each(world: World) -> None:
 
 
 def test_pods_that_fit_no_node_until_the_limit_do_not_fit(world: World) -> None:
+    """Pods that are not placed until the limit end the run as does-not-fit, with nodes and reason."""
     world.pod("worker-0", **unplaced("0/1 nodes are available: 1 Insufficient memory."))
     world.pod("worker-1", **unplaced("0/1 nodes are available: 1 Insufficient memory."))
     assert world.follow(patience=0.05).code == 1
@@ -349,6 +388,7 @@ def test_pods_that_fit_no_node_until_the_limit_do_not_fit(world: World) -> None:
 
 
 def test_pods_that_do_not_become_ready_are_no_matter_of_room(world: World) -> None:
+    """Pods of which one runs, and no more come until the limit, end the run as launcher-failed."""
     world.pod("worker-0", **runs())
     world.follow(patience=0.05)
     assert world.stop.cause == "launcher-failed"
@@ -356,6 +396,7 @@ def test_pods_that_do_not_become_ready_are_no_matter_of_room(world: World) -> No
 
 
 def test_an_image_that_is_not_there_ends_the_run_after_a_while(world: World) -> None:
+    """An image that cannot be pulled for a while ends the run as no-image, with node and image."""
     world.monkeypatch.setattr(waiting, "IMAGE_PATIENCE", 0.03)
     world.pod("worker-0", **waits("ImagePullBackOff", "Back-off pulling image"))
     assert world.follow().code == 1
@@ -367,6 +408,7 @@ def test_an_image_that_is_not_there_ends_the_run_after_a_while(world: World) -> 
 
 
 def test_an_image_that_is_not_there_at_the_limit_is_the_reason(world: World) -> None:
+    """An image that cannot be pulled when the limit is reached is no-image."""
     world.pod("worker-0", **waits("ErrImagePull", "no"))
     world.follow(patience=0.02)
     assert world.stop.cause == "no-image"
@@ -376,6 +418,7 @@ def test_an_image_that_is_not_there_at_the_limit_is_the_reason(world: World) -> 
     ("reason", "cause"), [("DeadlineExceeded", "timeout"), ("BackoffLimitExceeded", "launcher-failed")]
 )
 def test_a_job_that_fails_before_it_begins_says_why(world: World, reason: str, cause: str) -> None:
+    """A job that fails before its pods start is a timeout for DeadlineExceeded, else launcher-failed."""
     world.then(None, lambda: world.job(**condition("Failed", reason, "Job was active longer than specified")))
     assert world.follow().code == 1
     assert world.stop.cause == cause
@@ -384,6 +427,7 @@ def test_a_job_that_fails_before_it_begins_says_why(world: World, reason: str, c
 
 @pytest.mark.parametrize("kind", ["Succeeded", "Complete"])
 def test_a_job_that_has_succeeded_and_whose_launcher_is_gone_is_not_waited_for(world: World, kind: str) -> None:
+    """A job that has succeeded without a launcher ends at once as no-metric, and its files' place is told."""
     world.job(**condition(kind))
     assert world.follow().code == 1
     assert world.said == []
@@ -395,6 +439,7 @@ def test_a_job_that_has_succeeded_and_whose_launcher_is_gone_is_not_waited_for(w
 
 
 def test_a_job_that_failed_and_whose_launcher_is_gone_had_begun(world: World) -> None:
+    """A job that has failed without a launcher, but was running, is told as ended by the cluster."""
     failed = condition("Failed", "BackoffLimitExceeded", "Job has reached the limit")
     failed["status"]["conditions"].append({"type": "Running", "status": "False"})
     world.job(**failed)
@@ -403,6 +448,7 @@ def test_a_job_that_failed_and_whose_launcher_is_gone_had_begun(world: World) ->
 
 
 def test_time_in_a_queue_does_not_count(world: World) -> None:
+    """Time while the job is suspended does not count to the limit; that it waits is noticed."""
     # A look later its pods would be missed.
     world.patience(look=0.1)
     world.job(**condition("Suspended", "MPIJobSuspended", "waits in queue team"))
@@ -415,6 +461,7 @@ def test_time_in_a_queue_does_not_count(world: World) -> None:
 
 
 def test_a_job_that_is_suspended_without_a_word_is_said_to_be_so(world: World) -> None:
+    """A suspended job without a message is noticed as suspended."""
     # A look later its pods would be missed.
     world.patience(look=0.2)
     world.job(**condition("Suspended"))
@@ -425,11 +472,13 @@ def test_a_job_that_is_suspended_without_a_word_is_said_to_be_so(world: World) -
 
 
 def event(message: str) -> Manifest:
+    """Return a warning event FailedCreate with this message."""
     about = {"type": "Warning", "reason": "FailedCreate", "message": message, "lastTimestamp": "2026-01-02T03:04:05Z"}
     return {"kind": "Event", "metadata": {"name": "e"}, **about}
 
 
 def test_a_job_without_pods_says_what_the_cluster_has_against_them(world: World) -> None:
+    """A job without pods is ended as does-not-fit, with the warning event about it."""
     world.api.put({**event("exceeded quota: team"), "involvedObject": {"name": world.run.name}})
     world.follow(patience=0.1)
     assert world.said == ["MPIJob: FailedCreate: exceeded quota: team"]
@@ -441,6 +490,7 @@ def test_a_job_without_pods_says_what_the_cluster_has_against_them(world: World)
 def test_pods_that_are_refused_after_others_say_what_the_cluster_has_against_them(
     world: World, about: str, there: list[str]
 ) -> None:
+    """A refusal about launcher or workers' job is noticed, and is in the message at the limit."""
     for node in there:
         world.pod(node, **runs())
     refused = {"name": f"{world.run.name}-{about}", "kind": "Job"}
@@ -451,6 +501,7 @@ def test_pods_that_are_refused_after_others_say_what_the_cluster_has_against_the
 
 
 def test_what_was_refused_is_no_matter_once_all_pods_are_there(world: World) -> None:
+    """A refusal is not noticed if all pods exist."""
     world.pods(**waits("ContainerCreating"))
     world.api.put({**event("violates PodSecurity"), "involvedObject": {"name": world.run.name}})
     world.then(*[None] * 20, lambda: world.pods(**runs()))
@@ -461,12 +512,14 @@ def test_what_was_refused_is_no_matter_once_all_pods_are_there(world: World) -> 
 
 @pytest.mark.parametrize("denied", [set(), {"list events"}])
 def test_a_job_of_which_nothing_comes_may_have_no_operator(world: World, denied: set[str]) -> None:
+    """A job without pods and without a warning is noticed to have perhaps no operator."""
     world.api.denied |= denied
     assert world.follow(patience=0.1).code == 1
     assert world.said == ["MPIJob: no pod yet: is its operator running?"]
 
 
 def test_lines_come_once_each_over_a_log_that_breaks(world: World) -> None:
+    """A log whose connection breaks five times gives each line once, and the code."""
     world.pods(**runs())
     world.prints(*map(str, range(20)), f"{MARK}3")
     lost = urllib3.exceptions.ProtocolError("Connection broken")
@@ -477,6 +530,7 @@ def test_lines_come_once_each_over_a_log_that_breaks(world: World) -> None:
 
 
 def test_a_last_line_without_an_end_does_not_hide_how_the_run_ended(world: World) -> None:
+    """An end mark behind a line without its end gives the code, and the line without the mark."""
     world.pods(**runs())
     world.prints("one", f"100 %{MARK}7")
     assert world.follow().code == 7
@@ -484,6 +538,7 @@ def test_a_last_line_without_an_end_does_not_hide_how_the_run_ended(world: World
 
 
 def test_a_line_of_nothing_is_a_line(world: World) -> None:
+    """An empty line is handed on."""
     world.pods(**runs())
     world.prints("one", "", "two", f"{MARK}0")
     world.follow()
@@ -491,6 +546,7 @@ def test_a_line_of_nothing_is_a_line(world: World) -> None:
 
 
 def test_who_has_stopped_a_run_is_in_its_launchers_last_line(world: World) -> None:
+    """An end mark with `stopped by` gives cause interrupted and that message."""
     world.pods(**runs())
     world.prints(f"{MARK}143; stopped by ann@desk")
     assert world.follow().code == 143
@@ -498,10 +554,12 @@ def test_who_has_stopped_a_run_is_in_its_launchers_last_line(world: World) -> No
 
 
 def test_a_launcher_that_ends_without_its_last_line_ends_the_run_after_all_that_it_printed(world: World) -> None:
+    """A launcher that ends without its mark gives its exit code, after its last lines, and no cause."""
     world.pods(**runs())
     world.prints("one")
 
     def end() -> None:
+        """Print a line and end the launcher with 1."""
         world.prints("workers were not reached")
         world.pod("launcher", **ended(1))
 
@@ -525,6 +583,7 @@ def test_a_launcher_that_ends_without_its_last_line_ends_the_run_after_all_that_
 def test_what_the_cluster_does_to_a_launcher_is_the_reason(
     world: World, status: dict[str, Any], code: int, cause: str | None, words: str
 ) -> None:
+    """A launcher out of memory, evicted or ended gives code, cause and message by its pod."""
     world.pods(**runs())
     world.then(*[None] * 3, lambda: world.pod("launcher", **status))
     assert world.follow().code == code
@@ -533,9 +592,11 @@ def test_what_the_cluster_does_to_a_launcher_is_the_reason(
 
 
 def test_the_clusters_own_limit_is_a_timeout(world: World) -> None:
+    """A job that fails with DeadlineExceeded is a timeout, with the cluster's message."""
     world.pods(**runs())
 
     def end() -> None:
+        """Let the job exceed its deadline and the launcher end with 143."""
         world.job(**condition("Failed", "DeadlineExceeded/Error", "Job was active longer than specified deadline"))
         world.pod("launcher", **ended(143))
 
@@ -559,11 +620,13 @@ def test_the_clusters_own_limit_is_a_timeout(world: World) -> None:
 def test_a_worker_that_is_lost_ends_the_run(
     world: World, lose: Callable[[World], None], cause: str, words: str
 ) -> None:
+    """A worker that has ended, or whose pod is deleted or replaced, stops the launcher; the cause names it."""
     world.pods(**runs())
     world.prints("one")
     told = threading.Event()
 
     def program(_: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
+        """At TERM print the end with 143; let each program succeed."""
         if "kill -TERM" in argv[-1]:
             world.prints(f"{MARK}143")
             told.set()
@@ -579,15 +642,18 @@ def test_a_worker_that_is_lost_ends_the_run(
 
 
 def test_an_evicted_worker_ends_the_run_though_its_operator_has_given_the_job_up(world: World) -> None:
+    """An evicted worker is node-lost, though the job has already failed as evicted."""
     world.pods(**runs())
 
     def end(*_: Any) -> tuple[tuple[int, bytes], ...]:
+        """Print the end with 143; succeed."""
         world.prints(f"{MARK}143")
         return (SUCCESS,)
 
     world.api.programs = end
 
     def evict() -> None:
+        """Let the job fail as evicted and worker-1 be evicted."""
         world.job(**condition("Failed", "MPIJobEvicted", "1/2 workers are evicted"))
         world.pod("worker-1", phase="Failed", reason="Evicted", message="low on memory")
 
@@ -597,9 +663,11 @@ def test_an_evicted_worker_ends_the_run_though_its_operator_has_given_the_job_up
 
 
 def test_workers_that_are_removed_at_the_clusters_own_limit_are_not_lost(world: World) -> None:
+    """Workers removed after the job's deadline are a timeout, not lost, and nothing is executed."""
     world.pods(**runs())
 
     def end() -> None:
+        """Let the job exceed its deadline and worker-1 be deleted."""
         world.job(**condition("Failed", "DeadlineExceeded", "too long"))
         world.pod("worker-1", deleted=True, **runs())
 
@@ -613,15 +681,18 @@ def test_workers_that_are_removed_at_the_clusters_own_limit_are_not_lost(world: 
 def test_a_job_that_its_queue_preempts_is_said_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    """A job that is suspended while it runs is interrupted, `suspended or preempted`, and nothing is executed."""
     world = World(tmp_path, monkeypatch, LAB_K8S_JOB=kind.lower())
     world.pods(**runs())
 
     def preempt() -> None:
+        """Set the job to be suspended and let its pods be deleted."""
         # Its operator removes the pods before it says so.
         world.job(spec={"suspend": True} if kind == "TrainJob" else {"runPolicy": {"suspend": True}})
         world.pods(deleted=True, **runs())
 
     def gone() -> None:
+        """Let the job be suspended and its pods be gone."""
         world.job(**condition("Suspended", "Suspended", "it is suspended"))
         for node in ("worker-0", "worker-1", "launcher"):
             world.gone(node)
@@ -636,6 +707,7 @@ def test_a_job_that_its_queue_preempts_is_said_to_be(
 
 
 def test_a_launcher_that_is_told_to_go_and_of_which_nobody_hears_has_lost_its_node(world: World) -> None:
+    """A launcher that is being deleted and whose log ends is node-lost, and nothing is gathered."""
     world.patience(reporting=0.05)
     world.pods(**runs())
     world.prints("one")
@@ -650,10 +722,12 @@ def test_a_launcher_that_is_told_to_go_and_of_which_nobody_hears_has_lost_its_no
 
 
 def test_a_launcher_has_the_time_that_its_pod_has_to_end(world: World) -> None:
+    """A launcher that is being deleted is waited for as long as its grace period of 30 s."""
     world.patience(reporting=0)
     world.pods(**runs())
 
     def delete() -> None:
+        """Let the launcher be deleted with a grace period of 30 s."""
         world.pod("launcher", deleted=True, **runs())
         world.api.objects["Pod", world.launcher]["metadata"]["deletionGracePeriodSeconds"] = 30
 
@@ -663,10 +737,12 @@ def test_a_launcher_has_the_time_that_its_pod_has_to_end(world: World) -> None:
 
 
 def test_a_worker_that_was_lost_before_its_ranks_failed_is_the_reason(world: World) -> None:
+    """A worker out of memory is the cause, though the launcher's end was seen at the same time."""
     world.pods(**runs())
     world.prints("one")
 
     def lose() -> None:
+        """Let worker-1 have ended out of memory."""
         # All within one look.
         world.pod("worker-1", **ended(137, "OOMKilled"))
 
@@ -687,10 +763,12 @@ def test_a_worker_that_was_lost_before_its_ranks_failed_is_the_reason(world: Wor
 def test_the_worker_that_failed_is_named_not_those_that_the_cluster_deleted_for_it(
     train: World, first: dict[str, Any], words: str
 ) -> None:
+    """Of several deleted pods, the worker that has failed itself is named."""
     train.pods(**runs())
     train.patience(ending=0.05)
 
     def lose() -> None:
+        """Delete launcher and worker-0, and let worker-1 fail."""
         train.pod("launcher", deleted=True, **runs())
         train.pod("worker-0", deleted=True, **runs())
         train.pod("worker-1", **first)
@@ -701,10 +779,12 @@ def test_the_worker_that_failed_is_named_not_those_that_the_cluster_deleted_for_
 
 
 def test_a_launcher_that_tells_its_end_as_its_job_is_deleted_has_told_it(world: World) -> None:
+    """A launcher whose end mark comes as its job is deleted has code 143 and is not lost."""
     world.pods(**runs())
     world.prints("one")
 
     def delete() -> None:
+        """Print the end mark and delete the job."""
         world.prints(f"{MARK}143")
         world.api.delete("MPIJob", world.run.name)
 
@@ -715,6 +795,7 @@ def test_a_launcher_that_tells_its_end_as_its_job_is_deleted_has_told_it(world: 
 
 
 def test_nobody_reads_on_once_a_run_has_ended(world: World) -> None:
+    """After follow() no thread that it started is alive."""
     before = {*threading.enumerate()}
     world.pods(**runs())
     world.prints(f"{MARK}0")
@@ -725,6 +806,7 @@ def test_nobody_reads_on_once_a_run_has_ended(world: World) -> None:
 
 
 def test_a_launcher_that_has_ended_before_anyone_looked_took_the_time_of_its_lines(world: World) -> None:
+    """The seconds of a launcher that had ended before are those between its lines."""
     world.pods(**ended(1))
     world.prints("one", second=5)
     world.prints("two", second=7)
@@ -732,6 +814,7 @@ def test_a_launcher_that_has_ended_before_anyone_looked_took_the_time_of_its_lin
 
 
 def test_a_job_that_somebody_deletes_is_said_to_be_deleted(world: World) -> None:
+    """A deleted job ends the run with 137, lost, as interrupted."""
     world.pods(**runs())
     world.prints("one")
     world.then(*[None] * 5, lambda: world.api.delete("MPIJob", world.run.name))
@@ -752,13 +835,17 @@ def test_a_job_that_somebody_deletes_is_said_to_be_deleted(world: World) -> None
 def test_why_the_cluster_ended_a_launcher_is_waited_for(
     world: World, happens: Callable[[World], None], cause: str, words: str
 ) -> None:
-    """Print the launcher's last output before the cluster reports the reason."""
+    """After the launcher's code 143 the cluster's own reason is waited for, and becomes cause and message.
+
+    The launcher's last output comes before the cluster reports the reason.
+    """
     world.patience(explaining=0.2)
     # All of its pods are told to go.
     world.pods(deleted=True, **runs())
     world.prints(f"{MARK}143")
 
     def explain() -> None:
+        """Let the planted reason happen; if it is out of memory, fail the job too."""
         happens(world)
         if cause == "out-of-memory":
             world.job(**condition("Failed", "BackoffLimitExceeded"))
@@ -773,6 +860,7 @@ def test_why_the_cluster_ended_a_launcher_is_waited_for(
 
 @pytest.mark.parametrize("code", [0, 143])
 def test_what_has_ended_well_or_for_a_known_reason_needs_no_explanation(world: World, code: int) -> None:
+    """_explain() of code 0, or of a run with a cause, makes no request."""
     world.patience(explaining=1000)
     if code:
         world.stop.note("timeout", "known")
@@ -785,6 +873,7 @@ def test_what_has_ended_well_or_for_a_known_reason_needs_no_explanation(world: W
 
 
 def test_a_launcher_that_failed_by_itself_needs_no_explanation(world: World) -> None:
+    """A launcher that ends with 1 while its pods run has no cause, and no reason is waited for."""
     world.pods(**runs())
     world.prints(f"{MARK}1")
     world.patience(explaining=1000)
@@ -796,15 +885,18 @@ def test_a_launcher_that_failed_by_itself_needs_no_explanation(world: World) -> 
 
 
 def test_a_server_that_is_silent_for_a_while_is_waited_for(world: World) -> None:
+    """A server that is silent for a while gives one notice; then all lines and the code come."""
     world.pods(**runs())
     world.prints("one")
     looks = iter(range(10))
 
     def silent() -> None:
+        """Make the server silent."""
         world.api.fails = 0
         world.monkeypatch.setattr(world.api, "_take_step", back)
 
     def back() -> None:
+        """Let the server answer again after ten requests, and print the end."""
         if next(looks, None) is None:
             world.api.fails = None
             world.prints("two", f"{MARK}0")
@@ -819,6 +911,7 @@ def test_a_server_that_is_silent_for_a_while_is_waited_for(world: World) -> None
 
 
 def test_a_server_that_is_silent_for_too_long_leaves_the_run_to_itself(world: World) -> None:
+    """A server that is silent too long raises HostError that the run goes on, with `labctl attach` as hint."""
     world.patience(silent_for=0.02)
     world.pods(**runs())
     world.then(None, lambda: setattr(world.api, "fails", 0))
@@ -830,9 +923,11 @@ def test_a_server_that_is_silent_for_too_long_leaves_the_run_to_itself(world: Wo
 
 
 def test_a_second_ctrl_c_does_not_wait_for_a_silent_server(world: World) -> None:
+    """With a silent server, a second SIGINT raises HostError that the run goes on."""
     world.pods(**runs())
 
     def silent() -> None:
+        """Make the server silent, and end the run without a grace."""
         world.api.fails = 0
         world.stop.end(0)
 
@@ -842,12 +937,14 @@ def test_a_second_ctrl_c_does_not_wait_for_a_silent_server(world: World) -> None
 
 
 def test_silences_do_not_add_up(world: World) -> None:
+    """Silences with answers between them do not count together, and the run is followed to its end."""
     # Shorter than all silences together, and longer than any on a busy machine.
     world.patience(silent_for=1, look=0.01)
     world.pods(**waits("ContainerCreating"))
     numbers = iter(range(200))
 
     def step() -> None:
+        """Answer at each twentieth request; at the last one start the pods."""
         number = next(numbers, 200)
         world.api.fails = 0 if number % 20 else None
         if number == 200:
@@ -860,6 +957,7 @@ def test_silences_do_not_add_up(world: World) -> None:
 
 
 def test_what_the_server_refuses_ends_the_following_at_once(world: World) -> None:
+    """Status 401 while following raises HostError to log in again and attach."""
     world.pods(**runs())
     world.then(None, lambda: setattr(world.api, "fails", 401))
     with pytest.raises(HostError, match="does not accept the credentials") as refused:
@@ -870,11 +968,13 @@ def test_what_the_server_refuses_ends_the_following_at_once(world: World) -> Non
 
 
 def test_a_store_that_chooses_a_leader_does_not_end_the_following(world: World) -> None:
+    """Status 500 for one request does not end the following."""
     world.pods(**runs())
     # Its log is not to be had either.
     world.api.broken = [(0, OSError("reset"))] * 5
 
     def fails() -> None:
+        """Answer the next request with 500."""
         world.api.fails = 500
         world.monkeypatch.setattr(world.api, "_take_step", lambda: setattr(world.api, "fails", None))
 
@@ -887,6 +987,7 @@ def test_a_store_that_chooses_a_leader_does_not_end_the_following(world: World) 
 
 
 def test_a_run_is_told_to_end_in_its_launcher_alone(world: World) -> None:
+    """JobStopper.because() sends TERM to the launcher's command; a later reason does not replace the first."""
     world.pods(**runs())
     world.stop.because("interrupted", "stopped by SIGINT")
     wait_until(lambda: bool(world.api.executed), LIMIT, "its command is ended")
@@ -897,6 +998,7 @@ def test_a_run_is_told_to_end_in_its_launcher_alone(world: World) -> None:
 
 
 def test_a_run_that_has_not_begun_ends_at_once(world: World) -> None:
+    """A run stopped before its pods start ends with 137, and nothing is executed."""
     world.pods(**waits("ContainerCreating"))
     world.then(None, None, lambda: world.stop.because("interrupted", "stopped by SIGINT"))
     assert world.follow().code == 137
@@ -904,6 +1006,7 @@ def test_a_run_that_has_not_begun_ends_at_once(world: World) -> None:
 
 
 def test_a_run_that_does_not_end_when_it_is_told_is_given_up_after_a_while(world: World) -> None:
+    """A run that does not end after TERM is given up with 137 after a while."""
     world.patience(ending=0.03)
     world.pods(**runs())
     world.prints("one")
@@ -913,10 +1016,12 @@ def test_a_run_that_does_not_end_when_it_is_told_is_given_up_after_a_while(world
 
 
 def test_a_second_ctrl_c_waits_for_nothing(world: World) -> None:
+    """A second SIGINT ends the run with 137, and nothing is gathered."""
     world.pods(**runs())
     gathered: list[str] = []
 
     def twice() -> None:
+        """Send SIGINT twice."""
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
@@ -927,9 +1032,11 @@ def test_a_second_ctrl_c_waits_for_nothing(world: World) -> None:
 
 
 def test_ctrl_c_tells_the_run_to_end_and_its_results_are_fetched(world: World) -> None:
+    """SIGINT sends TERM, the run ends with 130 as interrupted, and its results are gathered."""
     world.pods(**runs())
 
     def end(*_: Any) -> tuple[tuple[int, bytes], ...]:
+        """Print the end with 130; succeed."""
         world.prints(f"{MARK}130")
         return (SUCCESS,)
 
@@ -945,11 +1052,13 @@ def test_ctrl_c_tells_the_run_to_end_and_its_results_are_fetched(world: World) -
 
 
 def test_ctrl_c_while_results_are_fetched_changes_nothing(world: World) -> None:
+    """SIGINT while results are gathered changes neither code nor cause."""
     world.pods(**runs())
     world.prints("one", f"{MARK}0")
     gathered: list[str] = []
 
     def gather(launcher: str) -> None:
+        """Send SIGINT twice, then record the launcher."""
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         gathered.append(launcher)
@@ -960,6 +1069,7 @@ def test_ctrl_c_while_results_are_fetched_changes_nothing(world: World) -> None:
 
 
 def test_a_run_that_ends_well_has_no_cause_and_its_files_are_gathered(world: World) -> None:
+    """A run with code 0 has no cause, its seconds by the log, and its results are gathered."""
     world.pods(**runs())
     world.prints("one", f"{MARK}0", second=9)
     gathered: list[str] = []
@@ -970,6 +1080,7 @@ def test_a_run_that_ends_well_has_no_cause_and_its_files_are_gathered(world: Wor
 
 
 def test_nothing_is_gathered_of_a_run_that_never_began_or_whose_job_is_gone(world: World) -> None:
+    """Nothing is gathered of a run that does not fit, nor of one whose job is deleted."""
     gathered: list[str] = []
     world.pod("worker-0", **unplaced("no room"))
     assert world.supervise(patience=0.01, gather=gathered.append).cause == "does-not-fit"
@@ -982,6 +1093,7 @@ def test_nothing_is_gathered_of_a_run_that_never_began_or_whose_job_is_gone(worl
 def test_a_run_that_prints_its_first_line_late_still_ends_with_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Code 124 at 10 s after the pod's start is a timeout, though the first line came later."""
     world = World(tmp_path, monkeypatch, timeout="10s")
     world.pods(**runs("2026-01-02T03:04:00Z"))
     # Python takes its time to start, and the run's clock goes.
@@ -994,6 +1106,7 @@ def test_a_run_that_prints_its_first_line_late_still_ends_with_its_time(
 
 
 def test_a_program_that_ends_with_124_before_its_time_has_not_timed_out(world: World) -> None:
+    """Code 124 before the limit is no timeout."""
     world.pods(**runs())
     world.prints("one", f"{MARK}124", second=3)
     outcome = world.supervise()
@@ -1001,6 +1114,7 @@ def test_a_program_that_ends_with_124_before_its_time_has_not_timed_out(world: W
 
 
 def test_no_rank_is_blamed_for_its_silence_at_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit, ranks that have printed are not named as silent."""
     world = World(tmp_path, monkeypatch, timeout="50s")
     world.pods(**runs())
     world.prints("\x010\x02step 1", "\x011\x02step 1", second=5)
@@ -1011,12 +1125,14 @@ def test_no_rank_is_blamed_for_its_silence_at_a_time_limit(tmp_path: Path, monke
 
 
 def test_a_run_in_which_no_rank_speaks_is_said_to_be_silent(world: World) -> None:
+    """A run in which no rank printed is silent."""
     world.pods(**runs())
     world.prints(f"{MARK}0")
     assert world.supervise().silent
 
 
 def test_a_rank_that_fails_is_named_by_its_short_node(world: World) -> None:
+    """A crashed rank is named with the lab's name of its node."""
     world.pods(**runs())
     node = world.run.job.nodes[1].name
     world.prints(f"\x011!\x02labctl: rank 1 on {node} exited with code 9", f"{MARK}9")
@@ -1036,6 +1152,7 @@ def elastic(world: World) -> None:
 def test_a_rank_that_is_started_again_is_forgiven_unless_the_run_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, cause: str | None
 ) -> None:
+    """With an elastic launcher a crashed rank is the cause only if the run fails."""
     world = World(tmp_path, monkeypatch, timeout="10s")
     elastic(world)
     world.pods(**runs())
@@ -1065,6 +1182,7 @@ STALL = "no step and no line for 600 s; steps took 2 s; the last was step 5/9"
 def test_the_agent_in_the_launcher_says_why_it_has_ended_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, code: int, cause: str | None, message: str
 ) -> None:
+    """The cause after the end mark is the run's cause, with short node names; its seconds are the run's."""
     world = World(tmp_path, monkeypatch, timeout="10s")
     world.pods(**runs())
     world.prints(MARK + end.format(node=world.run.job.nodes[1].name), second=11)
@@ -1074,6 +1192,7 @@ def test_the_agent_in_the_launcher_says_why_it_has_ended_a_run(
 
 
 def test_the_rank_that_the_agent_has_heard_of_is_explained_by_what_it_wrote(world: World) -> None:
+    """A crashed rank in the agent's end mark is quoted with the rank's last line."""
     world.pods(**runs())
     node = world.run.job.nodes[1].name
     world.prints("\x011\x02ValueError: 7", f"\x011!\x02labctl: rank 1 on {node} exited with code 7")
@@ -1083,6 +1202,7 @@ def test_the_rank_that_the_agent_has_heard_of_is_explained_by_what_it_wrote(worl
 
 
 def test_a_rank_that_crashed_does_not_end_the_run_from_here(world: World) -> None:
+    """A crashed rank ends the run only by the agent in the launcher: nothing is executed."""
     world.pods(**runs())
     node = world.run.job.nodes[1].name
     world.prints(f"\x011!\x02labctl: rank 1 on {node} exited with code 7")
@@ -1093,6 +1213,7 @@ def test_a_rank_that_crashed_does_not_end_the_run_from_here(world: World) -> Non
 
 @pytest.mark.parametrize("rank", ["", "\x010\x02"])
 def test_a_program_that_prints_the_words_of_a_last_line_goes_on(world: World, rank: str) -> None:
+    """A program that prints the words of the end mark does not end the run."""
     world.pods(**runs())
     forged = rank + MARK.rpartition("\x02")[2] + "0"
     world.prints(forged, "two", f"{MARK}3 after 1 s")
@@ -1101,6 +1222,7 @@ def test_a_program_that_prints_the_words_of_a_last_line_goes_on(world: World, ra
 
 
 def test_an_image_without_an_agent_is_said_once_to_have_none(world: World) -> None:
+    """The line that the image has no agent is a notice, and not among the lines."""
     world.pods(**runs())
     world.prints(cluster_runs.NO_AGENT, "one", f"{MARK}0")
     world.follow()
@@ -1108,6 +1230,7 @@ def test_an_image_without_an_agent_is_said_once_to_have_none(world: World) -> No
 
 
 def test_a_token_is_in_no_message(world: World) -> None:
+    """A token in the cluster's message is redacted."""
     world.pod("worker-0", **unplaced(f"no room for {TOKEN}"))
     assert world.supervise(patience=0.01).message.endswith("worker-0: no room for [REDACTED]")
 
@@ -1126,6 +1249,7 @@ def test_a_token_is_in_no_message(world: World) -> None:
     ],
 )
 def test_names_of_pods_are_said_as_a_lab_calls_its_nodes(world: World, text: str, said: str) -> None:
+    """short() replaces pods' and services' names by worker-N and launcher, and keeps other names."""
     assert world.run.short(text.format(name=world.run.name)) == said
 
 
@@ -1140,11 +1264,13 @@ def judged(world: World) -> tuple[Result, Path]:
 
 
 def reported(world: World) -> list[str]:
+    """Return the lines in which both ranks report their start."""
     nodes = [node.name for node in world.run.job.nodes]
     return [f"\x01{rank}!\x02labctl: rank {rank} of 2 on {node}" for rank, node in enumerate(nodes)]
 
 
 def test_a_run_is_judged_recorded_and_removed_from_the_cluster(world: World) -> None:
+    """judge() records a PASS with ranks, metric and files, redacts the token, and deletes the job's objects."""
     world.pods(**runs())
     world.prints(*reported(world), f"\x010\x02answer: 42 {TOKEN}", f"{MARK}0", second=8)
     world.api.programs = serving((entry("./model.bin"), b"weights"), (entry("./ranks/0.log"), f"a {TOKEN}\n".encode()))
@@ -1167,11 +1293,13 @@ def test_a_run_is_judged_recorded_and_removed_from_the_cluster(world: World) -> 
 
 
 def submit_beside(world: World) -> None:
+    """Put ConfigMap and Secret of the run."""
     for kind in ("ConfigMap", "Secret"):
         world.api.put({"kind": kind, "metadata": {"name": world.run.name}})
 
 
 def test_what_was_sent_is_recorded_without_the_secret(world: World) -> None:
+    """rendered/manifests.yaml has the job and not the Secret."""
     running.recorded(world.lab, world.new)
     sent = (store.directory(world.directory, world.run.run_id) / "rendered/manifests.yaml").read_text()
     assert "kind: MPIJob" in sent
@@ -1180,6 +1308,7 @@ def test_what_was_sent_is_recorded_without_the_secret(world: World) -> None:
 
 
 def test_a_run_that_does_not_fit_is_recorded_as_such(world: World) -> None:
+    """An image that cannot be pulled is judged ERROR, no-image, exit code 3, with the token redacted."""
     world.monkeypatch.setattr(waiting, "IMAGE_PATIENCE", 0)
     world.pod("worker-0", **waits("ErrImagePull", f"denied for {TOKEN}"))
     result, _ = judged(world)
@@ -1188,6 +1317,7 @@ def test_a_run_that_does_not_fit_is_recorded_as_such(world: World) -> None:
 
 
 def test_a_metric_without_a_line_is_a_warning(world: World) -> None:
+    """A metric that no line matches is warned of."""
     events: list[Event] = []
     world.lab = _emitting(world.lab, events)
     world.pods(**runs())
@@ -1197,10 +1327,12 @@ def test_a_metric_without_a_line_is_a_warning(world: World) -> None:
 
 
 def _emitting(of: ClusterLab, events: list[Event]) -> ClusterLab:
+    """Return the lab with its events added to the list."""
     return replace(of, context=replace(of.context, emit=events.append))
 
 
 def _warnings(events: list[Event]) -> list[str]:
+    """Return the texts of the warnings."""
     return [event.text for event in events if event.kind == "warning"]
 
 
@@ -1209,9 +1341,10 @@ def _warnings(events: list[Event]) -> list[str]:
 
 @pytest.fixture
 def fetched(world: World) -> Callable[..., tuple[Path, list[str]]]:
-    """Function that records the run and fetches what tar prints; returns the results' folder and the warnings."""
+    """Return a function that records the run and fetches planted files; returns their folder and the warnings."""
 
     def fetch(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> tuple[Path, list[str]]:
+        """Record the run, fetch what tar prints; return the results' folder and the warnings."""
         said: list[str] = []
         running.recorded(world.lab, world.new)
         world.api.programs = serving(*members, end=end)
@@ -1225,6 +1358,7 @@ def fetched(world: World) -> Callable[..., tuple[Path, list[str]]]:
 def test_links_and_names_that_lead_out_are_left_out_and_the_rest_is_fetched(
     fetched: Callable[..., tuple[Path, list[str]]], tmp_path: Path
 ) -> None:
+    """Members with `..`, links that lead out, pipes and devices are not fetched, with one warning; the rest is."""
     here, said = fetched(
         (entry("./first.txt"), b"1"),
         (entry("./models", tarfile.SYMTYPE, "/storage/models"), b""),
@@ -1251,6 +1385,7 @@ def test_links_and_names_that_lead_out_are_left_out_and_the_rest_is_fetched(
 
 
 def test_an_absolute_name_leads_out(fetched: Callable[..., tuple[Path, list[str]]]) -> None:
+    """A member with an absolute name is not fetched, with a warning."""
     here, said = fetched((entry("/labctl-absolute-name.txt"), b"x"))
     assert not Path("/labctl-absolute-name.txt").exists()
     assert not list(here.rglob("*absolute*"))
@@ -1259,6 +1394,7 @@ def test_an_absolute_name_leads_out(fetched: Callable[..., tuple[Path, list[str]
 
 
 def test_files_that_change_while_they_are_read_are_fetched(fetched: Callable[..., tuple[Path, list[str]]]) -> None:
+    """tar's exit code 1 is no warning, and the file is fetched."""
     here, said = fetched((entry("./log.txt"), b"so far"), end=failure(1))
     assert (here / "log.txt").read_bytes() == b"so far"
     assert said == []
@@ -1267,6 +1403,7 @@ def test_files_that_change_while_they_are_read_are_fetched(fetched: Callable[...
 def test_what_cannot_be_fetched_stays_in_the_launcher_for_a_while(
     fetched: Callable[..., tuple[Path, list[str]]], world: World
 ) -> None:
+    """tar's exit code 2 is a warning with `kubectl cp`, and the launcher is not told to go."""
     _, (said,) = fetched((entry("./log.txt"), b"x"), end=failure(2))
     copy = f"kubectl cp demo/{world.launcher}:{world.run.job.directory} runs/{world.run.run_id}"
     assert said == (
@@ -1278,10 +1415,12 @@ def test_what_cannot_be_fetched_stays_in_the_launcher_for_a_while(
 def test_a_fetch_whose_connection_is_lost_is_made_again(
     fetched: Callable[..., tuple[Path, list[str]]], world: World
 ) -> None:
+    """A fetch whose connection breaks is made again, without a warning."""
     real, ends = serving, iter([(ERR, b"cut off"), (ERR, b"again")])
     member = (entry("./log.txt"), b"whole")
 
     def flaky(*members: Any, end: Any) -> Any:
+        """Break the first two connections of tar; serve the files at the third."""
         return lambda *asked: real(*members, end=next(ends, end) if "tar -C" in asked[1][2] else SUCCESS)(*asked)
 
     world.monkeypatch.setitem(globals(), "serving", flaky)
@@ -1291,6 +1430,7 @@ def test_a_fetch_whose_connection_is_lost_is_made_again(
 
 
 def test_a_stream_that_is_no_archive_is_a_warning(world: World) -> None:
+    """Output that is no archive is a warning, and fetch() returns False."""
     said: list[str] = []
     running.recorded(world.lab, world.new)
     world.api.programs = lambda *_: ((OUT, b"tar: not found" * 100), SUCCESS)
@@ -1302,6 +1442,7 @@ def test_a_stream_that_is_no_archive_is_a_warning(world: World) -> None:
 
 
 def test_what_cannot_be_removed_is_a_warning_with_what_removes_it(world: World) -> None:
+    """clear() without the right to delete the job warns, with `labctl down`."""
     said: list[str] = []
     world.api.denied = {"delete mpijobs.kubeflow.org"}
     cluster_runs.clear(world.api, world.run, said.append)
@@ -1311,12 +1452,14 @@ def test_what_cannot_be_removed_is_a_warning_with_what_removes_it(world: World) 
 
 
 def test_a_trainjobs_runtime_goes_with_it(train: World) -> None:
+    """clear() deletes the TrainJob and its runtime."""
     train.api.put({"kind": "TrainingRuntime", "metadata": {"name": train.run.name}})
     cluster_runs.clear(train.api, train.run, print)
     assert not [kind for kind, _ in train.api.objects if kind in ("TrainJob", "TrainingRuntime")]
 
 
 def test_times_of_logs_are_read_to_the_microsecond() -> None:
+    """seconds_of() reads a log's time to the microsecond, 0 if it is none."""
     assert cluster_runs.seconds_of("1970-01-01T00:00:01.500000999Z") == 1.5
     assert cluster_runs.seconds_of("1970-01-01T00:00:02Z") == 2
     assert cluster_runs.seconds_of("None") == 0
@@ -1335,6 +1478,7 @@ def test_times_of_logs_are_read_to_the_microsecond() -> None:
     ],
 )
 def test_the_images_of_a_run_are_recorded_by_their_digests(world: World, image_id: str, pinned: str | None) -> None:
+    """pinned_images() maps the lab's image to its digest in the record, and is empty without a digest."""
     world.pods(**runs())
     for (kind, _), pod in world.api.objects.items():
         if kind == "Pod":

@@ -16,6 +16,7 @@ QUEUED = condition("Suspended", "MPIJobSuspended", "MPIJob suspended")
 
 
 def pod(node: str, **status: Any) -> Manifest:
+    """Return a node's pod with this status."""
     role = node.partition("-")[0]
     metadata = {"name": f"demo-m-{node}", "labels": {"labctl.role": role}}
     return {"metadata": metadata, "spec": {"containers": [{"name": role}]}, "status": status}
@@ -23,6 +24,7 @@ def pod(node: str, **status: Any) -> Manifest:
 
 @pytest.fixture
 def waiting() -> Waiting:
+    """Return the waiting of an MPIJob from BEGAN, with a limit of 300 s."""
     return Waiting("MPIJob", "labctl/cpu", PATIENCE, BEGAN)
 
 
@@ -41,6 +43,7 @@ def waiting() -> Waiting:
 def test_what_a_run_waits_for_is_said_by_node_and_by_job(
     waiting: Waiting, job: Manifest, found: list[Manifest], missing: str, reasons: dict[str, str]
 ) -> None:
+    """reasons has what pods and job wait for, by node and job kind; look() is None."""
     assert waiting.look(job, found, missing, BEGAN + 1) is None
     assert waiting.reasons == reasons
 
@@ -59,18 +62,21 @@ def test_what_a_run_waits_for_is_said_by_node_and_by_job(
 def test_a_run_is_given_up_at_its_limit_for_what_it_waits_for_then(
     waiting: Waiting, found: list[Manifest], missing: str, cause: str, said: str
 ) -> None:
+    """After the limit look() returns cause and message of what the run waits for then."""
     assert waiting.look({}, found, missing, BEGAN + PATIENCE) is None
     given_up = waiting.look({}, found, missing, BEGAN + PATIENCE + 1)
     assert given_up == (cause, f"not started within 300 s (LAB_K8S_PATIENCE): {said}")
 
 
 def test_time_in_a_queue_is_not_waited(waiting: Waiting) -> None:
+    """Time in a queue does not count to the limit."""
     assert waiting.look(QUEUED, [], "", BEGAN + 10 * PATIENCE) is None
     assert waiting.look({}, [], "", BEGAN + 11 * PATIENCE) is None
     assert waiting.look({}, [], "", BEGAN + 11 * PATIENCE + 1) is not None
 
 
 def test_an_image_is_waited_for_as_long_as_it_is_refused_without_a_break(waiting: Waiting) -> None:
+    """no-image comes after IMAGE_PATIENCE without a break; a pod that pulls again restarts that time."""
     bad, good = [pod("worker-0", **waits("ErrImagePull", "503"))], [pod("worker-0", **waits("ContainerCreating"))]
     assert waiting.look({}, bad, "", BEGAN) is None
     assert waiting.look({}, good, "", BEGAN + IMAGE_PATIENCE) is None
@@ -82,6 +88,7 @@ def test_an_image_is_waited_for_as_long_as_it_is_refused_without_a_break(waiting
 
 
 def test_a_run_that_waits_has_no_limit_for_room_but_one_for_starting() -> None:
+    """With waits=True there is no limit for room; once all pods are placed the limit counts."""
     waiting = Waiting("MPIJob", "labctl/cpu", PATIENCE, BEGAN, waits=True)
     full = [pod("worker-0", **runs()), pod("worker-1", **unplaced(NO_ROOM))]
     assert waiting.look({}, full, "", BEGAN + 100 * PATIENCE) is None
