@@ -19,29 +19,33 @@ class Stopper(RunStopper):
 
 @pytest.fixture
 def stop() -> Stopper:
+    """Return a stopper of a run."""
     return Stopper(lab(), job())
 
 
 def test_the_first_reason_stands(stop: Stopper) -> None:
+    """A second reason does not replace the first."""
     stop.because("timeout", "first")
     stop.because("interrupted", "second")
     assert (stop.cause, stop.message) == ("timeout", "first")
 
 
 def test_a_run_that_has_ended_takes_no_reason(stop: Stopper) -> None:
+    """After close() a reason is not noted."""
     stop.close()
     stop.because("node-lost", "late")
     assert stop.cause is None
 
 
 def test_a_signal_while_a_reason_is_noted_does_not_hang(stop: Stopper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call ``because`` in a signal handler that interrupts ``because`` in the same thread."""
+    """because() inside a signal handler that interrupts because() does not block; the first reason stands."""
 
     class Interrupted:
         def __init__(self, **_: object) -> None:
             pass
 
         def start(self) -> None:
+            """Note another reason, as a signal handler would."""
             stop.because("interrupted", "stopped by SIGINT")
 
     caller = threading.Thread(target=stop.because, args=("rank-crashed", "rank 0"), daemon=True)
