@@ -169,7 +169,7 @@ def test_a_host_that_only_labctl_does_not_hear_is_connected_to_again(comes_back:
     tries: list[Any] = []
 
     def reconnect(seconds: float) -> None:
-        """Record the attempt; reconnect from the third one on."""
+        """Record the attempt; reconnect at once if ``comes_back``, else from the third one on."""
         tries.append(seconds)
         way.comes_back = len(tries) > 2 or comes_back
         Way.reconnect(way, seconds)

@@ -707,7 +707,7 @@ def test_a_job_that_its_queue_preempts_is_said_to_be(
 
 
 def test_a_launcher_that_is_told_to_go_and_of_which_nobody_hears_has_lost_its_node(world: World) -> None:
-    """A launcher that is being deleted and whose log ends is node-lost, and nothing is gathered."""
+    """A launcher that is being deleted and reports no end is node-lost with 137, and nothing is gathered."""
     world.patience(reporting=0.05)
     world.pods(**runs())
     world.prints("one")
@@ -891,12 +891,12 @@ def test_a_server_that_is_silent_for_a_while_is_waited_for(world: World) -> None
     looks = iter(range(10))
 
     def silent() -> None:
-        """Make the server silent."""
+        """Make the server silent, and let each later request call back()."""
         world.api.fails = 0
         world.monkeypatch.setattr(world.api, "_take_step", back)
 
     def back() -> None:
-        """Let the server answer again after ten requests, and print the end."""
+        """Once called more than ten times, let the server answer, print the end and restore the requests."""
         if next(looks, None) is None:
             world.api.fails = None
             world.prints("two", f"{MARK}0")
