@@ -13,6 +13,7 @@ from importlib.util import find_spec
 
 
 def main(module: str, kind: str) -> None:
+    """Print `torch` and the device count of `module`, or TensorFlow's count if only tensorflow is installed."""
     if find_spec("tensorflow") and not find_spec(module.partition(".")[0]):
         config = import_module("tensorflow").config
         print("tensorflow", len(config.list_physical_devices(kind)))

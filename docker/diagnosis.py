@@ -205,6 +205,7 @@ def message_in(rank: Rank, entry: Mapping[str, Any]) -> Wait | None:
 
 
 def wait_in(rank: Rank, entry: Mapping[str, Any], every: tuple[int, ...]) -> Wait:
+    """Return the wait of a rank in a recorder's entry; its place is empty if the entry is done."""
     return Wait(
         rank.number,
         entry["name"],

@@ -55,6 +55,7 @@ AGENT = "/usr/bin/python3 -I /opt/lab/labnode.py"
 
 
 def main(names: str, *command: str) -> NoReturn:
+    """Run the command on the named nodes, or on all if `names` is empty; exit with their largest exit code."""
     # Before the first thread: threads and ssh processes inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     nodes = choose_nodes(names)
@@ -73,7 +74,7 @@ def main(names: str, *command: str) -> NoReturn:
 
 
 def choose_nodes(names: str) -> list[str]:
-    """Return the named nodes without duplicates, or all nodes of the ssh config if none is named."""
+    """Return the named nodes without duplicates, or all of the ssh config; exit with code 2 if one is unknown."""
     workers = re.findall(r"^Host (?!\*)(\S+)", CONFIG.read_text(), re.MULTILINE)
     nodes = list(dict.fromkeys(filter(None, names.split(",")))) or workers
     for name in nodes:
@@ -84,7 +85,7 @@ def choose_nodes(names: str) -> list[str]:
 
 
 def raise_file_limit(nodes: int) -> None:
-    """Raise the limit of open files to its maximum; exit with an error if the nodes need more."""
+    """Raise the limit of open files to its maximum; exit with code 3 if this many nodes need more."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = FILES_PER_NODE * nodes + FILES
     if most != resource.RLIM_INFINITY and most < needed:
@@ -100,6 +101,7 @@ class Session:
     """An ssh session that runs the command on a worker."""
 
     def __init__(self, name: str, script: str, mark: str) -> None:
+        """Start ssh to the worker with the script, without the run id in its environment."""
         self.begun = False
         self._label, self._mark = f"{name}: ".encode(), mark.encode()
         self._rest = {STDOUT: b"", STDERR: b""}
@@ -122,7 +124,7 @@ class Session:
         self.streams = {STDOUT: self.ssh.stdout, STDERR: self.ssh.stderr}
 
     def add(self, number: int, data: bytes) -> bytes:
-        """Return the lines that the data completes, each with its prefix; empty data is the end of the stream.
+        """Return the lines of a stream that the data completes, each with its prefix; empty data ends the stream.
 
         The script's first line, the run id, is left out: it shows that the command begins.
         """
@@ -136,7 +138,7 @@ class Session:
         return b"".join(self._label + line + b"\n" for line in lines)
 
     def signal(self, number: int) -> None:
-        """Forward a signal to the command, or kill ssh if it has not logged in."""
+        """Send a signal's number to the script on the worker, or kill ssh if the command has not begun."""
         if not self.begun:
             self.ssh.kill()
             return
@@ -145,7 +147,7 @@ class Session:
             self._stdin.write(b"%d\n" % number)
 
     def exit_code(self) -> int:
-        """Wait for the command and return its exit code; 255 if ssh failed."""
+        """Wait for ssh and return the command's exit code; 255 if ssh failed, 128 + N if signal N ended ssh."""
         code = self.ssh.wait()
         self._stdin.close()
         return code if code >= 0 else 128 - code
@@ -158,6 +160,7 @@ class Fanout:
     """
 
     def __init__(self, nodes: list[str], script: str, mark: str) -> None:
+        """Keep the nodes to start, in order, without starting any session."""
         self._pending = list(reversed(nodes))
         self._script, self._mark = script, mark
         self._sessions: dict[str, Session] = {}
@@ -167,7 +170,7 @@ class Fanout:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Start a session per node and print its output, until the last session has ended."""
+        """Start a session per node, at most 64 logins at once; print all output until the last session has ended."""
         threading.Thread(target=self._forward_signals, daemon=True).start()
         logging_in = 0
         while True:
@@ -187,7 +190,7 @@ class Fanout:
                     logging_in -= 1
 
     def _start_next(self) -> bool:
-        """Start the next session; tell if there was a node left and no signal."""
+        """Start the next node's session and watch its output; return False if no node is left or a signal came."""
         with self._lock:
             if self._stopped_by or not self._pending:
                 return False
@@ -198,7 +201,7 @@ class Fanout:
         return True
 
     def _close(self, name: str, number: int) -> None:
-        """Close a stream of a node; after its second stream, record the command's exit code."""
+        """Close a stream of a node; after its second stream, wait for ssh and record the exit code."""
         session = self._sessions[name]
         stream = session.streams.pop(number)
         self._selector.unregister(stream)
@@ -207,6 +210,7 @@ class Fanout:
             self._codes[name] = session.exit_code()
 
     def _forward_signals(self) -> None:
+        """Wait for signals forever; forward each to all sessions, and start no more of them."""
         while True:
             number = signal.sigwait(SIGNALS)
             with self._lock:
@@ -215,7 +219,7 @@ class Fanout:
                     session.signal(number)
 
     def report(self) -> int:
-        """Print the nodes that failed, and return the largest exit code.
+        """Print the nodes that failed or were not reached to stderr; return the largest exit code.
 
         A node on which a signal came before the command has the exit code of that signal.
         """
@@ -236,7 +240,7 @@ class Fanout:
 
 
 def node_order(name: str) -> tuple[str, int]:
-    """Return the sort key of a node: its name without the number, then the number."""
+    """Return the sort key of a node: its name before the last hyphen, then the number after it, or 0."""
     prefix, _, number = name.rpartition("-")
     return prefix, int(number) if number.isdigit() else 0
 

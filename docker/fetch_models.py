@@ -15,7 +15,7 @@ OTHER_FORMATS = ["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pth", "*.ggu
 
 
 def fetch(kind: str, name: str) -> dict[str, object]:
-    """Download a repository, without weights in other formats if it has safetensors; return its report."""
+    """Download a repository, with a link at models/NAME if it is a model; return kind, name, revision and bytes."""
     from huggingface_hub import HfApi, snapshot_download
 
     files = HfApi().list_repo_files(name, repo_type=kind)
@@ -29,13 +29,14 @@ def fetch(kind: str, name: str) -> dict[str, object]:
 
 
 def link(folder: Path, path: Path) -> None:
-    """Link a path to a model's directory, whose own name is the revision."""
+    """Make the path a relative symbolic link to a model's directory, in place of an earlier link."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.symlink_to(os.path.relpath(folder, path.parent))
 
 
 def main() -> None:
+    """Fetch each repository of the arguments and print its report; exit with one sentence at the first error."""
     from huggingface_hub import errors
 
     for repository in sys.argv[1:]:

@@ -24,7 +24,7 @@ TOOL = ("hl-smi", "-Q", ",".join(["index", *PROPERTIES.values()]), "-f", "csv,no
 
 
 def devices() -> sampler.Devices | None:
-    """Return a function that reads all Gaudis, or None if hl-smi is not installed or does not answer.
+    """Return a function that reads all Gaudis, or None if hl-smi is not installed or takes more than 15 s.
 
     hl-smi may take longer than a second, and survives SIGKILL if it hangs in the driver, so only one runs at a time.
     """
@@ -37,7 +37,7 @@ def devices() -> sampler.Devices | None:
         return None
 
     def read() -> list[tuple[object, sampler.Values]]:
-        """Return the values of the tool that has ended, and start the next one; empty while it runs."""
+        """Return index and values of each Gaudi from the finished hl-smi, and start the next; empty while it runs."""
         nonlocal tool
         if tool.poll() is None:
             return []
@@ -49,11 +49,12 @@ def devices() -> sampler.Devices | None:
 
 
 def start_tool() -> subprocess.Popen[str]:
+    """Start hl-smi, which prints a line of values per Gaudi, and return the process."""
     quiet = subprocess.DEVNULL
     return subprocess.Popen(TOOL, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True)
 
 
 def values(cells: list[str]) -> sampler.Values:
-    """Return column -> value of a Gaudi."""
+    """Return column -> value of a Gaudi from hl-smi's cells; None for a cell that is no number."""
     # `strict` came with Python 3.10.
     return {name: sampler.number(cell) for name, cell in zip(PROPERTIES, cells)}  # noqa: B905

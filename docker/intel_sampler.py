@@ -19,7 +19,7 @@ FILES = {
 
 
 def devices() -> sampler.Devices | None:
-    """Return a function that reads all GPUs, or None if this node has none."""
+    """Return a function that reads index and values of all Intel GPUs in sysfs, or None if this node has none."""
     nodes = sorted(sampler.DEV.glob("dri/renderD*"))
     folders = [sampler.SYS / "class/drm" / node.name / "device" for node in nodes]
     cards = [files(folder) for folder in folders if sampler.text(folder / "vendor").strip() == VENDOR]
@@ -27,12 +27,12 @@ def devices() -> sampler.Devices | None:
 
 
 def files(folder: Path) -> dict[str, Path | None]:
-    """Return column -> file of a GPU, or None if its driver has no such file."""
+    """Return column -> sysfs file of a GPU, or None for a column whose file its driver does not have."""
     return {name: first(folder, patterns) for name, patterns in FILES.items()}
 
 
 def first(folder: Path, patterns: tuple[str, ...]) -> Path | None:
-    """Return the first file that matches a pattern."""
+    """Return the first file in the folder that matches a pattern, in the patterns' order, or None."""
     for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
             return path
@@ -40,7 +40,7 @@ def first(folder: Path, patterns: tuple[str, ...]) -> Path | None:
 
 
 def values(card: dict[str, Path | None]) -> sampler.Values:
-    """Return column -> value of a GPU."""
+    """Return column -> value of a GPU, in °C and as total energy in J; None if the file is missing or unreadable."""
     raw = {name: sampler.number(sampler.text(path)) if path else None for name, path in card.items()}
     return {
         **raw,

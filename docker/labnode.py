@@ -236,6 +236,7 @@ def record_devices(watch: bytes) -> None:
 
 
 def become_sshd(keys: dict[str, bytes], leases: tuple[int, ...]) -> NoReturn:
+    """Write sshd's keys, mark the node ready, and become sshd; with leases, run it as a child and keep them."""
     write(STATE / "ssh_host_ed25519_key", keys["ssh_host_ed25519_key"])
     write(STATE / "authorized_keys", keys["authorized_keys"], 0o644)
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -266,6 +267,7 @@ def run_with_leases(command: list[str]) -> NoReturn:
 
 
 def become_launcher(keys: dict[str, bytes], uid: int, gid: int) -> NoReturn:
+    """Write the ssh client's files, mark the node ready, and become `sleep infinity` as the lab's user."""
     with acting_as(uid, gid):
         (HOME / ".ssh").mkdir(mode=0o700, exist_ok=True)
         for name in ("config", "known_hosts", "id_ed25519"):
@@ -910,6 +912,7 @@ class RunState:
         return None
 
     def _add_reports(self, lines: bytes) -> None:
+        """Read rank starts, rank exit codes and the first crash, kill and departure from rank.sh's report lines."""
         for rank, node in BEGUN.findall(lines):
             self.places[int(rank)] = node.decode(errors="replace")
             self.codes.pop(int(rank), None)
@@ -1173,6 +1176,7 @@ class Pieces:
         return b"".join(whole)
 
     def _join(self, line: bytes) -> bytes | None:
+        """Return the line, joined to its earlier pieces if it is a piece; None if more pieces follow."""
         mark = PIECE.search(line)
         if not mark:
             return line
@@ -1534,6 +1538,7 @@ def ask_nodes(
     commands = {"launcher": in_launcher, **{node: [*ssh, node, shlex.join(in_workers)] for node in job["nodes"]}}
 
     def ask(command: list[str]) -> tuple[int, bytes]:
+        """Run a command as the lab's user; return exit code and stdout; 1 and no output on failure or timeout."""
         quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
         variables = {**os.environ, "HOME": str(HOME)}
         try:

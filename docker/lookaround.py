@@ -43,7 +43,7 @@ CHOOSING = ("_SOCKET_IFNAME", "FI_TCP_IFACE", "OMPI_MCA_btl_tcp_if_include", "OM
 
 
 def look(port: str) -> None:
-    """Print the clock, the addresses, the variables and the listener of this node."""
+    """Print one JSON line: clock, IPv4 addresses, variables that choose interfaces, and the port's listener."""
     report = {
         "time": time.time(),
         "addresses": addresses(),
@@ -65,7 +65,7 @@ def addresses() -> dict[str, str]:
 
 
 def listener(port: int) -> dict[str, object] | None:
-    """Return the process that listens on a port, or None: its uid, and its pid, command and run if readable."""
+    """Return uid, pid, command and run of the process that listens on a TCP port; None if nothing listens."""
     inodes = set()
     uid = ""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -86,7 +86,7 @@ def listener(port: int) -> dict[str, object] | None:
 
 
 def process(entry: Path) -> dict[str, object]:
-    """Return the command of a process and the run that it belongs to."""
+    """Return the command of a process (120 characters at most) and the id of its run, empty if it has none."""
     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     variables = (entry / "environ").read_bytes().split(b"\0")
     run_ids = (line.partition(b"=")[2].decode() for line in variables if line.startswith(b"LABCTL_RUN_ID="))
@@ -94,7 +94,7 @@ def process(entry: Path) -> dict[str, object]:
 
 
 def links(seconds: str, size: str, least: str, *nodes: str) -> None:
-    """Measure the link to every node at once, and again to nodes with less than ``least`` bytes per second."""
+    """Print one JSON line per node: the link to it, measured again if it has less than ``least`` bytes per second."""
     # Nodes may have been added since this launcher started.
     for name in ("config", "known_hosts"):
         with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ def links(seconds: str, size: str, least: str, *nodes: str) -> None:
 
 
 def link(node: str, seconds: float, size: int) -> dict[str, Any]:
-    """Return the name that a node reports, the seconds of the login, and the bytes per second of a transfer to it."""
+    """Log in over ssh, send ``size`` bytes; return the node's hostname, login seconds, bytes per second, stderr."""
     began = time.monotonic()
     limit = str(max(1, int(seconds)))
     ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={limit}", "--", node, "uname -n; exec wc -c"]
@@ -137,7 +137,7 @@ def link(node: str, seconds: float, size: int) -> dict[str, Any]:
 
 
 def collect(address: str, peers: str, size: str, seconds: str) -> None:
-    """Receive bytes from every peer, and print the traffic of each interface."""
+    """Listen, print the port, receive ``size`` bytes from each peer until the deadline, and print the traffic."""
     deadline = time.monotonic() + float(seconds)
     with socket.create_server((address, 0), backlog=int(peers)) as server:
         print(server.getsockname()[1], flush=True)
@@ -151,7 +151,7 @@ def collect(address: str, peers: str, size: str, seconds: str) -> None:
 
 
 def receive(peer: socket.socket, size: int, deadline: float) -> None:
-    """Read that many bytes and acknowledge them with a byte."""
+    """Read ``size`` bytes from a peer and acknowledge them with one byte; no acknowledgement if it hangs up first."""
     received = 0
     while received < size:
         peer.settimeout(max(0.1, deadline - time.monotonic()))
@@ -163,7 +163,7 @@ def receive(peer: socket.socket, size: int, deadline: float) -> None:
 
 
 def hand(address: str, port: str, size: str, seconds: str) -> None:
-    """Send bytes to a peer, and print the traffic of each interface and the error, if any."""
+    """Send bytes to a peer; print one JSON line: the error or an empty text, and the traffic of each interface."""
     before, failure = counters(), ""
     try:
         with socket.create_connection((address, int(port)), float(seconds)) as peer:
@@ -175,7 +175,7 @@ def hand(address: str, port: str, size: str, seconds: str) -> None:
 
 
 def counters() -> dict[str, tuple[int, int]]:
-    """Return interface -> bytes received and sent.
+    """Return interface -> bytes received and sent since it came up.
 
     Source: Documentation/ABI/testing/sysfs-class-net-statistics.
     """
@@ -188,7 +188,7 @@ def counters() -> dict[str, tuple[int, int]]:
 
 
 def traffic(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """Return the bytes that each interface received and sent, and its lower and upper interfaces, as of a bond."""
+    """Return bytes received and sent by each interface, and the names of its lower and upper ones, as of a bond."""
     through = {}
     kin = {}
     for name in before:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def devices() -> sampler.Devices | None:
-    """Return a function that reads all GPUs, or None if this node has none."""
+    """Return a function that reads index and values of all GPUs; None without pynvml or a working driver."""
     try:
         import pynvml as nvml
     except ImportError:
@@ -41,7 +41,7 @@ def devices() -> sampler.Devices | None:
     }
 
     def value(reading: Callable[[Any], float], handle: object) -> float | None:
-        """Return a reading of a GPU, or None if the GPU does not support it."""
+        """Return a reading of a GPU, or None if NVML answers with an error."""
         try:
             return reading(handle)
         except nvml.NVMLError:

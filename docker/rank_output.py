@@ -36,6 +36,7 @@ class Output:
     """Output of a rank: its log, and the pipe to its launcher."""
 
     def __init__(self, rank: str, log: str) -> None:
+        """Open the rank's log for appending, and the pipe to the launcher; report a log that cannot be opened."""
         self._rank, self._name = rank, os.path.basename(log)  # noqa: PTH119
         self._mark, self._report_mark = b"\x01%s\x02" % rank.encode(), b"\x01%s!\x02" % rank.encode()
         self._out = launcher_pipe()
@@ -51,7 +52,7 @@ class Output:
             self.report(b"labctl: a rank has no log: %s\n" % os.fsencode(str(error)))
 
     def add(self, text: bytes) -> None:
-        """Print the lines of the rank that the text completes."""
+        """Print and log the rank's lines that the text completes, and progress bars at most once per second."""
         # pdsh ends a line at a NUL. Only this program may print the first byte of a mark.
         text = text.replace(b"\0", b"").replace(b"\x01", b"")
         line, newline, rest = text.partition(b"\n")
@@ -78,7 +79,7 @@ class Output:
             self._print(text[:end] and text[:end] + b"\n", self._mark)
 
     def _add_to_long(self, text: bytes) -> None:
-        """Log a part of a line that is too long, and print the beginning of the line."""
+        """Log a part of a line that is too long; of its first part, print the first LONGEST bytes."""
         if self._size <= LONGEST:
             text, self._partial = b"".join((*self._partial, text)), []
             self._send(text[:LONGEST] + b"\n", self._mark)
@@ -87,7 +88,7 @@ class Output:
         self._size += len(text)
 
     def end_line(self) -> None:
-        """Print the last line of the rank, which has no newline, or how long one is whose beginning was printed."""
+        """Print and log the unfinished last line; of a line that was cut, report how long it was."""
         text, size = b"".join(self._partial), self._size
         self._partial, self._size = [], 0
         if size <= LONGEST:
@@ -98,7 +99,7 @@ class Output:
         self.report(os.fsencode(f"labctl: rank {self._rank} printed a line of {size:,} bytes, {cut}\n"))
 
     def report(self, lines: bytes) -> None:
-        """Print lines of rank.sh."""
+        """Print and log lines of rank.sh, with the mark of reports."""
         self._print(lines.replace(b"\x01", b""), self._report_mark)
 
     def _print(self, lines: bytes, mark: bytes) -> None:
@@ -106,6 +107,7 @@ class Output:
         self._send(lines, mark)
 
     def _send(self, lines: bytes, mark: bytes) -> None:
+        """Write lines to the launcher with the mark, in writes that it reads whole; cut long ones for Open MPI."""
         marked = lines and mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
         if self._is_open_mpi:
             marked = LONG.sub(pieces, marked)
@@ -119,7 +121,7 @@ class Output:
 
 
 def launcher_pipe() -> int:
-    """Return the descriptor on which the launcher reads each write as a whole.
+    """Return the descriptor to print on: 2, with O_DIRECT set, under Open MPI if it is a pipe; else 1.
 
     Open MPI puts its own mark before each read and each line, and drops text that does not fit its buffer then. Its
     stdout is a terminal, which merges writes; its stderr is a pipe, which keeps them apart with O_DIRECT.
@@ -131,7 +133,7 @@ def launcher_pipe() -> int:
 
 
 def pieces(line: re.Match[bytes]) -> bytes:
-    """Cut a marked line into lines that Open MPI reads at once, of which all but the last have the mark of a piece.
+    """Cut a marked line into lines of 4096 bytes at most, of which all but the last have the mark of a piece.
 
     The agent in the launcher joins them: Open MPI would put its own mark, or a line of another rank, between reads.
     """
@@ -143,7 +145,7 @@ def pieces(line: re.Match[bytes]) -> bytes:
 
 
 def write(file: int, text: bytes) -> None:
-    """Write all of the text; ignore errors."""
+    """Write all of the text to a descriptor; give up silently at the first error."""
     try:
         while text:
             text = text[os.write(file, text) :]
@@ -168,7 +170,7 @@ class Parent:
         self._gone: float | None = None
 
     def report(self) -> bytes:
-        """Return a report if the launcher was killed, once; empty if not, or if the rank may be about to end, too."""
+        """Return a line, once, 2 s after the launcher's process here ended before its rank; else empty."""
         if not self._pid or parent_of(self._script) in (0, self._pid):
             return b""
         self._gone = self._gone or time.monotonic()
@@ -180,7 +182,7 @@ class Parent:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 if it has ended."""
+    """Return the parent's pid of a process; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:  # noqa: PTH123 - pathlib takes longer to import
             return int(file.read().rpartition(")")[2].split()[1])
@@ -189,7 +191,7 @@ def parent_of(pid: int) -> int:
 
 
 def name_of(pid: int) -> str:
-    """Return the name of a program; of one that an interpreter runs, the name of its script or module."""
+    """Return a process's program, or the script or module that Python runs; "its launcher" if it has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
             words = [os.fsdecode(word) for word in file.read().split(b"\0")]
@@ -204,7 +206,7 @@ def name_of(pid: int) -> str:
 
 
 def pump(output: Output, reports: int, parent: Parent) -> None:
-    """Print the rank's output until it closes, and each report after the output that came before it."""
+    """Print the rank's output until it closes, each report after the output before it, and a killed launcher."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
     poll.register(reports, select.POLLIN)
@@ -235,6 +237,7 @@ def pump(output: Output, reports: int, parent: Parent) -> None:
 
 
 def main(rank: str, log: str, reports: str, greeting: str) -> None:
+    """Print and log the greeting as a report, then the rank's output and reports until its stdin closes."""
     output = Output(rank, log)
     output.report(os.fsencode(greeting) + b"\n")
     pump(output, int(reports), Parent(rank))

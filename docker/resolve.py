@@ -29,7 +29,7 @@ LINUX = re.compile(r"any|(many)?linux.*_(x86_64|aarch64)")
 
 
 def resolve(requirements: Path, base: Path | None) -> dict[str, str]:
-    """Return project -> version of all packages that pip would install."""
+    """Return project -> version of all packages that pip would install; exit if torch is there without base."""
     if base:
         options = ["--no-build-isolation", "--requirement", str(base)]
     elif importlib.util.find_spec("torch"):
@@ -45,7 +45,7 @@ def resolve(requirements: Path, base: Path | None) -> dict[str, str]:
 
 
 def hashes(project: str, version: str) -> list[str]:
-    """Return the SHA-256 of the version's files for Linux; exit if the index lists none."""
+    """Return the sorted SHA-256 of a version's files for Linux from pip's indexes; exit if they list none."""
     session: Any = importlib.import_module("pip._vendor.requests").Session()
 
     # The index and certificates that the build was given, as pip is configured.
@@ -63,7 +63,7 @@ def hashes(project: str, version: str) -> list[str]:
 
 
 def is_file_of(name: str, version: str) -> bool:
-    """Tell if a file is a version's source archive or a Linux wheel of it."""
+    """Return True if a file is the version's source archive or a wheel of it for Linux or any platform."""
     from pip._vendor.packaging import utils
     from pip._vendor.packaging.version import Version
 
@@ -77,12 +77,13 @@ def is_file_of(name: str, version: str) -> bool:
 
 
 def locked(project: str, version: str) -> str:
-    """Return the line of a project in the lock."""
+    """Return the lock's line `PROJECT==VERSION --hash=...`; torch has no hashes."""
     digests = () if project == "torch" else hashes(project, version)
     return " ".join((f"{project}=={version}", *(f"--hash=sha256:{digest}" for digest in digests)))
 
 
 def main() -> None:
+    """Resolve the requirements of the command line and print the lock: a comment, then a line per package."""
     parser = argparse.ArgumentParser()
     parser.add_argument("requirements", type=Path)
     parser.add_argument("command")

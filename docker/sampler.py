@@ -72,7 +72,7 @@ def accelerators() -> Iterator[Source]:
 
 
 def columns(devices: Devices) -> Values:
-    """Return the values of all devices, with a column for each value of each device."""
+    """Return the values of all devices, in columns `device INDEX NAME`."""
     values: Values = {}
     for index, readings in devices():
         values.update({f"device {index} {name}": value for name, value in readings.items()})
@@ -80,12 +80,12 @@ def columns(devices: Devices) -> Values:
 
 
 def stdin_closes(seconds: float) -> bool:
-    """Tell if stdin closes within these seconds."""
+    """Wait until stdin closes or the seconds pass; return True if it closes."""
     return bool(select.select([0], [], [], max(0, seconds))[0])
 
 
 def rows(sources: Iterable[Source], began: float) -> Iterator[list[object]]:
-    """Yield the header, then a row for each sample; missed samples are counted in the next row."""
+    """Yield the header, then a row per sample until stdin closes; a row counts the samples missed before it."""
     zero = began - time.time() + time.monotonic()
     spent = cpu_seconds()
     due = then = time.monotonic()
@@ -112,6 +112,7 @@ def cpu_seconds() -> float:
 
 
 def read(sources: Iterable[Source]) -> Values:
+    """Return column -> value of all sources."""
     values: Values = {}
     for source in sources:
         values.update(source())
@@ -119,7 +120,7 @@ def read(sources: Iterable[Source]) -> Values:
 
 
 def cell(value: float | None, before: float | None, seconds: float) -> str:
-    """Return a value as text; of a counter, its increase per second since the sample before."""
+    """Return a value as text, empty for None; of a counter, its increase per second, empty after a reset."""
     if isinstance(value, Total):
         # A counter that was reset, as with its device, has no rate yet.
         value = None if before is None or value < before else (value - before) / seconds
@@ -143,12 +144,12 @@ def number(content: str) -> float | None:
 
 
 def scaled(value: float | None, unit: float) -> float | None:
-    """Return a value in another unit."""
+    """Return the value divided by the unit, or None if it is None."""
     return None if value is None else value / unit
 
 
 def total(value: float | None, unit: float) -> Total | None:
-    """Return a counter in another unit."""
+    """Return the value divided by the unit, as a counter; None if it is None."""
     return None if value is None else Total(value / unit)
 
 
@@ -156,7 +157,7 @@ def total(value: float | None, unit: float) -> Total | None:
 
 
 def host() -> Values:
-    """Return the resource usage of this container."""
+    """Return CPU, memory, disk and network usage of this container."""
     groups = SYS / "fs/cgroup"
     read_cgroup = read_cgroup_2 if (groups / "cgroup.controllers").exists() else read_cgroup_1
     received, sent = network()
@@ -168,7 +169,7 @@ def host() -> Values:
 
 
 def read_cgroup_2(groups: Path) -> Values:
-    """Return the usage by cgroup 2."""
+    """Return CPU, memory and disk usage of this container by cgroup 2; None for what cannot be read."""
     # A container without a cgroup namespace sees the groups of the whole machine, and has one of them.
     subgroup = groups / text(PROC / "self/cgroup").strip().rpartition("0::/")[2]
     group = subgroup if (subgroup / "memory.current").exists() else groups
@@ -190,12 +191,12 @@ def read_cgroup_2(groups: Path) -> Values:
 
 
 def key_values(line: str) -> dict[str, str]:
-    """Return the pairs ``key=value`` in a line."""
+    """Return the pairs ``key=value`` in a line; skip other words."""
     return dict(pair.split("=") for pair in line.split() if "=" in pair)
 
 
 def read_cgroup_1(groups: Path) -> Values:
-    """Return the usage by cgroup 1."""
+    """Return CPU, memory and disk usage of this container by cgroup 1; None for what cannot be read."""
     disk = text(groups / "blkio/blkio.throttle.io_service_bytes_recursive")
     lines = [line.split() for line in disk.splitlines()]
     read, written = None, None
@@ -220,7 +221,7 @@ def usage(
     read: float | None,
     written: float | None,
 ) -> Values:
-    """Return the columns of a container's usage.
+    """Return the columns of a container's usage; the one of the memory limit only if there is a limit.
 
     ``cache``: bytes of the page cache that the kernel reclaims first, which `docker stats` subtracts too.
     """
@@ -240,7 +241,7 @@ def fields(path: Path) -> dict[str, float]:
 
 
 def network() -> tuple[float | None, float | None]:
-    """Return bytes received and sent; on a host's network only those of adapters, which bridges would count twice."""
+    """Return bytes received and sent by adapters, or by all interfaces but lo if none is one; else None."""
     lines = (line.partition(":") for line in text(PROC / "net/dev").splitlines()[2:])
     counts = {name.strip(): numbers.split() for name, _, numbers in lines if name.strip() != "lo"}
     adapters = {name for name in counts if (SYS / "class/net" / name / "device").exists()} or set(counts)

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.docker
 
 
 def test_a_machine_with_one_gpu_is_a_lab_of_one_node(machine: Machine, machine_lab: FreshLab) -> None:
+    """LAB_ACCELERATOR=auto with one GPU: launcher and worker-0, and a run with a rank there."""
     hardware.nvidia(machine, 0)
     lab = machine_lab(LAB_ACCELERATOR="auto")
     lab.call("up").expect(0)

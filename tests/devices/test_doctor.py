@@ -15,6 +15,7 @@ pytestmark = pytest.mark.docker
 
 @pytest.mark.dockerd(Dockerd())
 def test_an_engine_without_gaudi_s_runtime_is_told_of_and_gets_it(machine: Machine, machine_lab: FreshLab) -> None:
+    """LAB-RUNTIME-001; its fix adds the runtime to daemon.json and keeps the rest."""
     before = machine.at("/etc/docker/daemon.json").read_text()
     for index in range(2):
         hardware.gaudi(machine, index, module=index)
@@ -35,6 +36,7 @@ def test_an_engine_without_gaudi_s_runtime_is_told_of_and_gets_it(machine: Machi
 def test_a_gpu_that_its_specification_lost_is_told_of_before_a_node_fails_to_start(
     machine: Machine, machine_lab: FreshLab
 ) -> None:
+    """A CDI file names a missing device: LAB-RUNTIME-002 with `cdi generate`."""
     hardware.nvidia(machine, 0)
     device = {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia7"}]}}
     machine.file(
@@ -49,6 +51,7 @@ def test_a_gpu_that_its_specification_lost_is_told_of_before_a_node_fails_to_sta
 def test_a_device_file_that_the_nodes_user_may_not_open_is_told_of_and_opened(
     machine: Machine, machine_lab: FreshLab
 ) -> None:
+    """Mode 0600: LAB-DEVICE-002 of doctor and `up`, and its fix opens it."""
     hardware.nvidia(machine, 0)
     machine.at("/dev/nvidia0").chmod(0o600)
     machine.run("chown", "5:5", "/dev/nvidia0")
@@ -61,6 +64,7 @@ def test_a_device_file_that_the_nodes_user_may_not_open_is_told_of_and_opened(
 
 
 def test_a_gpu_of_which_its_tool_says_that_it_is_lost_is_told_of(machine: Machine, machine_lab: FreshLab) -> None:
+    """nvidia-smi fails: LAB-DEVICE-003 quotes it and suggests --gpu-reset."""
     hardware.nvidia(machine, 0)
     machine.program(
         "nvidia-smi", "#!/bin/sh\necho 'Unable to determine the device handle for GPU: Unknown Error'\nexit 15\n"
@@ -83,6 +87,7 @@ def test_a_gpu_of_which_its_tool_says_that_it_is_lost_is_told_of(machine: Machin
 def test_address_pools_that_are_used_up_are_told_of_and_room_is_made_of_labctls_own(
     machine: Machine, machine_lab: FreshLab, label: str, fix: str
 ) -> None:
+    """LAB-NET-003; its fix removes a network of labctl, and only names another one."""
     machine.run("docker", "network", "create", "--label", label, "left-over")
     try:
         lab = machine_lab()
@@ -99,6 +104,7 @@ def test_address_pools_that_are_used_up_are_told_of_and_room_is_made_of_labctls_
 def test_a_gpu_that_another_lab_has_is_told_of_with_whose_it_is_and_had_when_that_lab_is_down(
     machine: Machine, machine_lab: FreshLab
 ) -> None:
+    """LAB-DEVICE-005 names the other lab; its fix takes that down."""
     hardware.nvidia(machine, 0)
     first = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
     first.call("up").expect(0)

@@ -20,7 +20,7 @@ NETWORK = '{"NIC_NET_CONFIG": []}'
 
 @pytest.fixture(scope="module")
 def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A lab of two nodes, up, on a machine with four Gaudis, an NPU, and a network description."""
+    """Yield a lab of two nodes, up, on a machine with four Gaudis, an NPU, and a network description."""
     for index, module in enumerate(MODULES):
         hardware.gaudi(module_machine, index, module=module)
     hardware.npu(module_machine, 4)
@@ -33,7 +33,7 @@ def lab(module_machine: Machine, family: str, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def requests(lab: Lab, shared_machine: Machine) -> dict[str, Any]:
-    """Return the recorded call of Habana's runtime for each node."""
+    """Return node -> the recorded call of Habana's runtime."""
     return {request["node"]: request for request in shared_machine.requests()}
 
 
@@ -41,6 +41,7 @@ def requests(lab: Lab, shared_machine: Machine) -> dict[str, Any]:
 def test_the_runtime_is_asked_for_each_nodes_own_gaudis(
     lab: Lab, requests: dict[str, Any], node: str, indices: str, modules: str
 ) -> None:
+    """Each worker has its two indices and modules in its variables, and their device files."""
     environment = requests[node]["environment"]
     assert environment["HABANA_VISIBLE_DEVICES"] == indices
     assert environment["HABANA_VISIBLE_MODULES"] == modules
@@ -49,11 +50,13 @@ def test_the_runtime_is_asked_for_each_nodes_own_gaudis(
 
 
 def test_the_launcher_gets_no_gaudi(lab: Lab, requests: dict[str, Any]) -> None:
+    """Habana's runtime is called for the workers only; the launcher uses runc."""
     assert set(requests) == {"worker-0", "worker-1"}
     assert lab.containers()["launcher"].attrs["HostConfig"]["Runtime"] == "runc"
 
 
 def test_capabilities_are_those_that_are_listed_and_none_else(lab: Lab, requests: dict[str, Any]) -> None:
+    """Runtime and engine get CAPABILITIES only, all others dropped, not privileged."""
     granted = requests["worker-0"]["capabilities"]
     assert {kind: set(names) for kind, names in granted.items() if names} == {
         "bounding": CAPABILITIES,
@@ -66,4 +69,5 @@ def test_capabilities_are_those_that_are_listed_and_none_else(lab: Lab, requests
 
 
 def test_the_hosts_network_description_is_where_the_libraries_read_it(lab: Lab) -> None:
+    """/etc/habanalabs/gaudinet.json of a worker equals the machine's gaudinet.json."""
     assert lab.inside("worker-0", "cat", "/etc/habanalabs/gaudinet.json") == NETWORK

@@ -22,7 +22,7 @@ UID = 1234
 
 @pytest.fixture
 def gpus(machine: Machine) -> None:
-    """A machine with two Intel GPUs."""
+    """Plant two Intel GPUs on the machine."""
     for number in (0, 1):
         hardware.card(machine, number, vendor="0x8086")
 
@@ -33,6 +33,7 @@ def wanting(*devices: str, **more: str) -> dict[str, str]:
 
 
 def refused(answer: Answer, *, holder: Lab, device: str = FIRST) -> None:
+    """Assert exit code 3 and that stderr names the device, and the holder's lab and directory."""
     answer.expect(3)
     assert device in answer.err
     assert f"lab `{holder.name}`" in answer.err
@@ -41,6 +42,7 @@ def refused(answer: Answer, *, holder: Lab, device: str = FIRST) -> None:
 
 @pytest.mark.usefixtures("gpus")
 def test_a_device_is_granted_again_when_its_container_was_killed(machine_lab: FreshLab) -> None:
+    """`up` is refused while another lab has the GPU, and passes once its worker is killed."""
     first, second = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
     first.call("up").expect(0)
     answer = second.call("up")
@@ -59,6 +61,7 @@ def test_a_device_is_granted_again_when_its_container_was_killed(machine_lab: Fr
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_a_node_started_by_hand_does_not_steal(machine_lab: FreshLab) -> None:
+    """A stopped worker, started by docker, exits with 1 as another lab has its GPU."""
     first, second = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
     first.call("up").expect(0)
     worker = first.containers()["worker-0"]
@@ -75,6 +78,7 @@ def test_a_node_started_by_hand_does_not_steal(machine_lab: FreshLab) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_a_lab_is_not_in_its_own_way(machine_lab: FreshLab) -> None:
+    """A second `up`, a restart and a recreation keep the lab's GPU; only `down` frees it."""
     first, second = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
     first.call("up").expect(0)
     first.call("up").expect(0)
@@ -93,6 +97,7 @@ def test_a_lab_is_not_in_its_own_way(machine_lab: FreshLab) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_a_device_moves_from_node_to_node(machine_lab: FreshLab) -> None:
+    """`up` passes after LAB_DEVICES and LAB_NODES give a GPU to the other node of the lab."""
     lab = machine_lab(**wanting(FIRST, SECOND))
     lab.call("up").expect(0)
     lab.configure(wanting(FIRST, SECOND, LAB_NODES="2", LAB_IMAGE=NODE_IMAGE))
@@ -104,6 +109,7 @@ def test_a_device_moves_from_node_to_node(machine_lab: FreshLab) -> None:
 
 @pytest.mark.usefixtures("gpus")
 def test_of_two_at_once_one_wins(machine_lab: FreshLab) -> None:
+    """Of two concurrent `up` for a GPU one exits with 0, the other with 3 and no container."""
     labs = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
     with labs[0].start("up") as first, labs[1].start("up") as second:
         answers = first.answer(300), second.answer(300)
@@ -116,6 +122,7 @@ def test_of_two_at_once_one_wins(machine_lab: FreshLab) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_labs_with_other_devices_are_left_alone(machine_lab: FreshLab) -> None:
+    """Labs with the other GPU, or without any, come up beside the first."""
     machine_lab(**wanting(FIRST)).call("up").expect(0)
     machine_lab(**wanting(SECOND)).call("up").expect(0)
     machine_lab(LAB_NODES="1").call("up").expect(0)
@@ -124,6 +131,7 @@ def test_labs_with_other_devices_are_left_alone(machine_lab: FreshLab) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_a_lease_and_its_node_live_and_die_together(machine_lab: FreshLab) -> None:
+    """The node's user cannot kill the lease's process; if root does, the node exits and frees the GPU."""
     first, second = machine_lab(**wanting(FIRST)), machine_lab(**wanting(FIRST))
     first.call("up").expect(0)
     holder = ["pkill", "-KILL", "-f", "labnode.py start"]
@@ -136,7 +144,7 @@ def test_a_lease_and_its_node_live_and_die_together(machine_lab: FreshLab) -> No
 
 @pytest.fixture
 def theirs(machine: Machine, machine_lab: FreshLab) -> Iterator[Lab]:
-    """A lab, not up, of a user other than root, on the same machine, with the same device."""
+    """Yield a lab, not up, of uid 1234, on the same machine, with the first GPU."""
     group = machine.at("/run/docker.sock").stat().st_gid
     prefix = (*machine.prefix, "setpriv", f"--reuid={UID}", f"--regid={UID}", f"--groups={group}")
     home = Path(tempfile.mkdtemp(prefix="labctl-theirs-"))
@@ -155,6 +163,7 @@ def theirs(machine: Machine, machine_lab: FreshLab) -> Iterator[Lab]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_two_people_share_a_machine(theirs: Lab, machine_lab: FreshLab) -> None:
+    """A GPU goes back and forth between labs of two users; refusals name the other user."""
     mine = machine_lab(**wanting(FIRST))
     theirs.call("up").expect(0)
     answer = mine.call("up")

@@ -21,6 +21,7 @@ echo '1, 0000:42:00.0, Zeta One, 4096, Z-1'
 def test_its_cards_are_found_mapped_leased_watched_and_run_on(
     machine: Machine, machine_lab: FreshLab, tmp_path: Path
 ) -> None:
+    """Accelerator zeta of a test: `devices`, up, health, doctor, a refused second lab, and a run."""
     for index in range(2):
         folder = hardware.pci(machine, f"0000:{0x41 + index:02x}:00.0", "0x7e7a", "0x0001", "0x120000")
         hardware.driver(machine, folder, "zeta")

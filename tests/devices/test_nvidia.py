@@ -18,13 +18,13 @@ COMMON = {"/dev/nvidiactl", "/dev/nvidia-uvm"}
 
 @pytest.fixture(autouse=True)
 def gpus(machine: Machine) -> None:
-    """A machine with four GPUs."""
+    """Plant four NVIDIA GPUs on the machine."""
     for index in range(4):
         hardware.nvidia(machine, index)
 
 
 def specification(ids: range) -> str:
-    """Render a CDI specification of these GPUs, as `nvidia-ctk cdi generate` does, without its hooks."""
+    """Return the JSON of a CDI specification of these GPUs, as `nvidia-ctk cdi generate` writes, without hooks."""
     devices = [
         {
             "name": str(index),
@@ -37,12 +37,12 @@ def specification(ids: range) -> str:
 
 
 def gpus_in(lab: Lab, node: str) -> set[str]:
-    """List the GPUs' device files in a node, without those that all GPUs share."""
+    """Return the paths of the GPUs' device files in a node, without those that all GPUs share."""
     return set(lab.inside(node, "sh", "-c", "ls /dev/nvidia* 2>/dev/null || true").split()) - COMMON
 
 
 def asked_of_the_engine(lab: Lab) -> dict[str, list[tuple[str, list[str]]]]:
-    """Return driver and ids of the device requests of each container."""
+    """Return node -> driver and ids of each device request of its container."""
     return {
         node: [
             (request["Driver"], request["DeviceIDs"])
@@ -59,7 +59,7 @@ def variables(lab: Lab, node: str) -> dict[str, str]:
 
 
 def requested(machine: Machine) -> dict[str, str]:
-    """Return the devices that each node requested from NVIDIA's runtime; trial containers are skipped."""
+    """Return worker -> NVIDIA_VISIBLE_DEVICES as NVIDIA's runtime got it; trial containers are skipped."""
     ids_by_node = {request["node"]: request["environment"]["NVIDIA_VISIBLE_DEVICES"] for request in machine.requests()}
     return {node: ids for node, ids in ids_by_node.items() if node.startswith("worker-")}
 
@@ -71,6 +71,7 @@ def shown(lab: Lab) -> tuple[str, str]:
 
 
 def test_only_the_gpus_that_are_named_are_asked_for(machine: Machine, machine_lab: FreshLab) -> None:
+    """LAB_DEVICES=3,1,4,0: worker-0 reserves and has 3 and 1, worker-1 4 and 0, the launcher none."""
     hardware.nvidia(machine, 4)
     lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_DEVICES="3,1,4,0")
     lab.call("up").expect(0)
@@ -88,6 +89,7 @@ def test_only_the_gpus_that_are_named_are_asked_for(machine: Machine, machine_la
 
 @pytest.mark.dockerd(Dockerd(CDI, nvidia_hook=True))
 def test_cdi_is_preferred_and_brings_device_files_and_environment(machine: Machine, machine_lab: FreshLab) -> None:
+    """With CDI, each worker has its two GPUs and CDI's variables, and the runtime is not asked."""
     machine.file("/etc/cdi/nvidia.yaml", specification(range(4)))
     lab = machine_lab(LAB_ACCELERATOR="nvidia")
     lab.call("render").expect(0)
@@ -112,6 +114,7 @@ def test_cdi_is_preferred_and_brings_device_files_and_environment(machine: Machi
 
 @pytest.mark.dockerd(Dockerd(RUNTIME))
 def test_the_runtime_serves_where_only_that_is_there(machine: Machine, machine_lab: FreshLab) -> None:
+    """Only runtime nvidia: both workers use it and have two GPUs each; the launcher uses runc."""
     lab = machine_lab(LAB_ACCELERATOR="nvidia")
     lab.call("up").expect(0)
     assert requested(machine) == {"worker-0": "0,1", "worker-1": "2,3"}

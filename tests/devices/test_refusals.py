@@ -19,6 +19,7 @@ LOOKED_FOR = {
 def test_a_missing_device_is_named_with_the_place_where_it_was_looked_for(
     machine: Machine, machine_lab: FreshLab, accelerator: str
 ) -> None:
+    """`up` exits with 3, names the accelerator and the places sought, and makes nothing."""
     hardware.card(machine, 0, vendor="0x1002")
     hardware.npu(machine, 0)
     lab = machine_lab(LAB_ACCELERATOR=accelerator)
@@ -30,6 +31,7 @@ def test_a_missing_device_is_named_with_the_place_where_it_was_looked_for(
 
 @pytest.mark.usefixtures("machine")
 def test_auto_takes_cpus_where_there_is_no_device_and_says_what_it_missed(machine_lab: FreshLab) -> None:
+    """`up --dry-run` says accelerator cpu and lists all places sought."""
     lab = machine_lab(LAB_ACCELERATOR="auto", LAB_NODES="1")
     err = lab.call("up", "--dry-run").expect(0).err
     assert "accelerator cpu" in err
@@ -37,6 +39,7 @@ def test_auto_takes_cpus_where_there_is_no_device_and_says_what_it_missed(machin
 
 
 def test_auto_warns_where_it_takes_cpus_for_want_of_a_device_file(machine: Machine, machine_lab: FreshLab) -> None:
+    """A GPU without /dev/nvidia0: accelerator cpu, with a warning that names nvidia-modprobe."""
     hardware.nvidia(machine, 0)
     machine.at("/dev/nvidia0").unlink()
     lab = machine_lab(LAB_ACCELERATOR="auto", LAB_NODES="1")
@@ -56,6 +59,7 @@ def test_auto_warns_where_it_takes_cpus_for_want_of_a_device_file(machine: Machi
 def test_an_engine_without_any_way_for_nvidia_is_refused_with_what_mends_it(
     machine: Machine, machine_lab: FreshLab, cdi: str
 ) -> None:
+    """No CDI, driver or runtime: `up` exits with 3, names each, and makes nothing."""
     hardware.nvidia(machine, 0)
     lab = machine_lab(LAB_ACCELERATOR="nvidia", LAB_NODES="1")
     err = lab.call("up").expect(3).err
@@ -69,6 +73,7 @@ def test_an_engine_without_any_way_for_nvidia_is_refused_with_what_mends_it(
 def test_an_engine_without_gaudis_runtime_is_refused_with_what_mends_it(
     machine: Machine, machine_lab: FreshLab, accelerator: str
 ) -> None:
+    """No runtime habana: `up` exits with 3, names habana-container-runtime, and makes nothing."""
     hardware.gaudi(machine, 0, module=0)
     lab = machine_lab(LAB_ACCELERATOR="habana", LAB_NODES="1", LAB_IMAGE=accelerator)
     err = lab.call("up").expect(3).err

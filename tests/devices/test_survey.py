@@ -19,6 +19,7 @@ pytestmark = pytest.mark.docker
 
 
 def test_a_machines_devices_are_told_as_they_are(machine: Machine) -> None:
+    """The survey script gives the same facts as labctl's own look at Gaudis, an NPU and an Intel card."""
     for index in range(2):
         hardware.gaudi(machine, index, module=7 - index)
     hardware.npu(machine, 2)
@@ -37,6 +38,7 @@ def test_a_machines_devices_are_told_as_they_are(machine: Machine) -> None:
 
 
 def test_where_a_host_is_on_the_network_is_as_docker_has_it(engine: DockerClient) -> None:
+    """The survey script in a container gives its uid, home and the address on its network."""
     container = engine.containers.run(IMAGE, ["60"], entrypoint="sleep", detach=True, user="1234:4321")
     try:
         container.reload()

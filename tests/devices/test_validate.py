@@ -23,7 +23,7 @@ STATUS = ["manage_network_ifs.sh --status"]
 
 @pytest.fixture
 def lab(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """A lab of one node, not up, on a machine with eight Gaudis, their ports, and stand-ins for Habana's programs."""
+    """Return a lab of one node, not up, on a machine with eight Gaudis, their ports and stand-in programs."""
     for index in range(CARDS):
         hardware.gaudi(machine, index, module=index)
     for port in range(PORTS):
@@ -45,7 +45,7 @@ def listed(cards: int) -> str:
 
 
 def validated(lab: Lab, *, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the gaudi profile with only ssh-check as check; return document and steps by name; fail on another code."""
+    """Validate by the gaudi profile with check ssh-check only; assert the code; return document, steps by name."""
     gaudi = lab.call("validate", "--profile", "gaudi", "--print-profile").expect(0).out
     (lab.path / "gaudi.yml").write_text(f"{gaudi.partition('checks:')[0]}checks: [{{workload: ssh-check}}]\n")
     answer = lab.call("validate", "--profile", "gaudi.yml", "--json", limit=400).expect(code)
@@ -56,6 +56,7 @@ def validated(lab: Lab, *, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_cards_are_qualified_ports_set_up_again_and_counted_and_the_node_has_all_cards(
     machine: Machine, lab: Lab
 ) -> None:
+    """Habana's programs are called in order, all steps pass, the node gets 8 cards."""
     _, steps = validated(lab, code=0)
     called = machine.at("/run/stand-in/qualified").read_text().splitlines()
     qualified = [line.split(" -c all ")[1].split()[0] for line in called if line.startswith("hl_qual ")]
@@ -84,6 +85,7 @@ def test_cards_are_qualified_ports_set_up_again_and_counted_and_the_node_has_all
 def test_a_card_that_is_gone_after_qualification_is_named_and_nothing_runs_on_its_node(
     machine: Machine, lab: Lab
 ) -> None:
+    """hl-smi lists 7 of 8: exit code 5, worker-0 is failing, ssh-check has no node."""
     machine.program("hl-smi", listed(CARDS - 1))
     validation, steps = validated(lab, code=5)
     assert "check failed with exit code 1" in steps["hl_qual"]["message"]
@@ -94,6 +96,7 @@ def test_a_card_that_is_gone_after_qualification_is_named_and_nothing_runs_on_it
 
 @pytest.mark.slow
 def test_a_port_that_is_down_is_named(machine: Machine, lab: Lab) -> None:
+    """One port has no carrier: exit code 5, and step network names it with 23 of 24."""
     machine.file("/sys/devices/stand-in/net/ens7/carrier", "0\n")
     _, steps = validated(lab, code=5)
     assert steps["network"]["message"] == f"local: {PORTS - 1} of {PORTS} interfaces up; ens7 is down"

@@ -12,11 +12,12 @@ from docker import DockerClient
 
 @pytest.fixture(scope="module")
 def stranger(engine: DockerClient, image: str, family: str) -> Iterator[Callable[[], bool]]:
-    """Function that tells if an unrelated container, started for the module, is unchanged."""
+    """Start an unrelated container for the module; yield a function that tells if it is unchanged."""
     argv = ["-c", "while sleep 1; do :; done"]
     made = engine.containers.run(image, argv, entrypoint="sh", detach=True, name=f"{family}-stranger")
 
     def state() -> tuple[str, int]:
+        """Return status and pid of the unrelated container."""
         made.reload()
         return made.status, made.attrs["State"]["Pid"]
 
@@ -28,7 +29,7 @@ def stranger(engine: DockerClient, image: str, family: str) -> Iterator[Callable
 
 @pytest.fixture
 def lab(lab: Lab, stranger: Callable[[], bool]) -> Iterator[Lab]:
-    """The shared lab; after a test its nodes run no new processes, and the unrelated container is unchanged."""
+    """Yield the shared lab; then assert that it has no new processes and the unrelated container is unchanged."""
     before = lab.processes()
     yield lab
     assert lab.left_since(before) == []

@@ -21,14 +21,14 @@ COUNTED = (
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab, image: str) -> Lab:
-    """A lab of two nodes with little memory, up."""
+    """Return a lab of two nodes with 512 MB each and a secret, up."""
     made = new_lab({"LAB_MEMORY": "512m", "LAB_SHM_SIZE": "64m", "LAB_ENV_SERVICE_TOKEN": TOKEN})
     made.call("up", limit=300).expect(0)
     return made
 
 
 def evidence(lab: Lab, run_id: str) -> dict[str, str]:
-    """Return the text files of a run's archive, by name."""
+    """Return name -> text of the files in a run's evidence.tar.gz."""
     with tarfile.open(lab.path / "runs" / run_id / "evidence.tar.gz") as archive:
         contents = {member.name: archive.extractfile(member) for member in archive}
         texts = {name: content.read().decode() for name, content in contents.items() if content}
@@ -36,7 +36,7 @@ def evidence(lab: Lab, run_id: str) -> dict[str, str]:
 
 
 def slow(*values: object) -> object:
-    """Mark a case as slow: its cause differs from others in the message only, which unit tests cover."""
+    """Return a parameter set that is marked as slow: unit tests cover its message too."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
@@ -57,6 +57,7 @@ def slow(*values: object) -> object:
 def test_the_cause_of_a_failure_is_named_with_the_lines_that_show_it(
     lab: Lab, how: str, code: int, cause: str, message: str, line: str
 ) -> None:
+    """Eight ways to fail give their cause and exit code; the archive has the line and no secret."""
     options = ("--timeout", "6s") if how == "timeout" else ()
     answer = lab.call("run", "fails", *options, "--json", "--", how)
     document = answer.json
@@ -72,6 +73,7 @@ def test_the_cause_of_a_failure_is_named_with_the_lines_that_show_it(
 
 
 def test_a_run_that_nobody_followed_is_out_of_memory_by_the_kernels_count(lab: Lab) -> None:
+    """A detached run exceeds LAB_MEMORY: `attach` says out-of-memory."""
     run_id = lab.call("run", "fails", "--detach", "--json", "--", "host-memory").expect(0).json["run_id"]
     document = lab.call("attach", run_id, "--json", limit=120).json
     assert (document["cause"], bool(re.fullmatch(f"{KILLED}|{COUNTED}", document["message"]))) == (

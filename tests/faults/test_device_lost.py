@@ -32,7 +32,7 @@ ls /dev/nvidia[0-9]* | sed 's|/dev/nvidia\\(.*\\)|GPU \\1: Stand-in (UUID: GPU-\
 
 @pytest.fixture
 def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """A lab of two nodes with a GPU each, up; the machine's nvidia-smi lists the existing devices."""
+    """Return a lab of two nodes with a stand-in GPU each, up, with an nvidia-smi that lists the devices."""
     for index in (0, 1):
         hardware.nvidia(machine, index)
     machine.program("nvidia-smi", NVIDIA_SMI)
@@ -43,7 +43,7 @@ def nvidia(machine: Machine, machine_lab: FreshLab) -> Lab:
 
 @pytest.fixture
 def intel(machine: Machine, machine_lab: FreshLab) -> Lab:
-    """A lab of two nodes with a render node each, up; one group of the machine has access to the render nodes."""
+    """Return a lab of two nodes with a stand-in render node each, up; group render may open them."""
     hardware.groups(machine, render=hardware.RENDER)
     for number in (0, 1):
         hardware.card(machine, number, vendor="0x8086")
@@ -53,7 +53,7 @@ def intel(machine: Machine, machine_lab: FreshLab) -> Lab:
 
 
 def has_health(container: Container, health: str) -> bool:
-    """Return True if the container's health status is this."""
+    """Return True if the container's health status, read anew, is this."""
     container.reload()
     return bool(container.attrs["State"]["Health"]["Status"] == health)
 
@@ -66,6 +66,7 @@ def checked(lab: Lab, *nodes: str) -> None:
 
 
 def unhealthy_within_two_intervals(lab: Lab, lost: float, *nodes: str) -> None:
+    """Wait until these nodes are unhealthy, at most 30 s after ``lost``."""
     for node in nodes:
         container = lab.containers()[node]
         remaining = lost + TWO_INTERVALS - time.monotonic()
@@ -73,6 +74,7 @@ def unhealthy_within_two_intervals(lab: Lab, lost: float, *nodes: str) -> None:
 
 
 def reasons(lab: Lab) -> dict[str, str]:
+    """Return node -> reason, from `labctl status`."""
     return {node["name"]: node["reason"] for node in lab.call("status", "--json").expect(0).json["nodes"]}
 
 
@@ -84,6 +86,7 @@ exit 7
 
 
 def test_a_gpu_that_is_lost_ends_the_run_on_it_and_up_makes_its_node_anew(nvidia: Lab) -> None:
+    """nvidia-smi fails on worker-1: exit code 4, device-lost; `up` recreates it alone."""
     with nvidia.stubborn_run("--json", workload="stubborn-own") as (running, run_id):
         checked(nvidia, "worker-1")
         nvidia.inside("worker-1", "touch", FLAG)
@@ -124,6 +127,7 @@ def test_a_gpu_that_is_lost_ends_the_run_on_it_and_up_makes_its_node_anew(nvidia
 
 @pytest.mark.slow
 def test_render_nodes_that_vanish_or_are_closed_are_lost(intel: Lab) -> None:
+    """Remove one render node and close another: both workers are unhealthy within 30 s, with reason."""
     checked(intel, "worker-0", "worker-1")
     lost = time.monotonic()
     intel.inside("worker-0", "rm", "/dev/dri/renderD128", user="0")

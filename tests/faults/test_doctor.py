@@ -74,6 +74,7 @@ Plant = Callable[[Lab], AbstractContextManager[Environ]]
 
 @contextlib.contextmanager
 def killed(lab: Lab) -> Iterator[Environ]:
+    """Kill worker-1's container and wait until it has exited."""
     lab.containers()["worker-1"].kill()
     wait_until(lambda: lab.containers()["worker-1"].status == "exited", 120, "the worker is down")
     yield {}
@@ -81,24 +82,28 @@ def killed(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def removed(lab: Lab) -> Iterator[Environ]:
+    """Remove worker-1's container."""
     lab.containers()["worker-1"].remove(force=True)
     yield {}
 
 
 @contextlib.contextmanager
 def paused(lab: Lab) -> Iterator[Environ]:
+    """Pause worker-0's container."""
     pause(lab.containers()["worker-0"])
     yield {}
 
 
 @contextlib.contextmanager
 def sshd_hangs(lab: Lab) -> Iterator[Environ]:
+    """Stop sshd of worker-0 with SIGSTOP."""
     lab.inside("worker-0", "sh", "-c", "kill -STOP $(pgrep -o -x sshd)", user="0")
     yield {}
 
 
 @contextlib.contextmanager
 def other_host_key(lab: Lab) -> Iterator[Environ]:
+    """Replace the host key in worker-0's container and have its sshd read it."""
     key = "/run/lab/ssh_host_ed25519_key"
     made = f"rm {key} && ssh-keygen -q -t ed25519 -N '' -f {key} && kill -HUP $(pgrep -o -x sshd)"
     lab.inside("worker-0", "sh", "-c", made, user="0")
@@ -107,6 +112,7 @@ def other_host_key(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def other_known_hosts(lab: Lab) -> Iterator[Environ]:
+    """Give the second host of the launcher's known_hosts the key of the first."""
     path = lab.path / ".lab/nodes/worker-0/launcher/known_hosts"
     first, second = path.read_text().splitlines()
     path.write_text(f"{first}\n{second.split()[0]} {first.split(maxsplit=1)[1]}\n")
@@ -115,24 +121,28 @@ def other_known_hosts(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def key_is_gone(lab: Lab) -> Iterator[Environ]:
+    """Delete worker-1's host key in the lab's folder."""
     (lab.path / ".lab/nodes/worker-1/ssh/ssh_host_ed25519_key").unlink()
     yield {}
 
 
 @contextlib.contextmanager
 def disconnected(lab: Lab) -> Iterator[Environ]:
+    """Disconnect worker-1 from the lab's network."""
     lab.networks()[0].disconnect(lab.containers()["worker-1"])
     yield {}
 
 
 @contextlib.contextmanager
 def key_for_all(lab: Lab) -> Iterator[Environ]:
+    """Make the launcher's private key readable for all."""
     (lab.path / ".lab/nodes/worker-0/launcher/id_ed25519").chmod(0o644)
     yield {}
 
 
 @contextlib.contextmanager
 def master_port_taken(lab: Lab) -> Iterator[Environ]:
+    """Start a process on worker-0 that listens on port 29500, and wait until it does."""
     listen = "import socket, time; s = socket.create_server(('', 29500)); time.sleep(600)"
     user = f"{os.getuid()}:{os.getgid()}"
     lab.containers()["worker-0"].exec_run(["/usr/bin/python3", "-c", listen], user=user, detach=True)
@@ -142,6 +152,7 @@ def master_port_taken(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def edited_file(lab: Lab) -> Iterator[Environ]:
+    """Change `init: true` to false in worker-1's compose.yml."""
     path = lab.path / ".lab/nodes/worker-1/compose.yml"
     path.write_text(path.read_text().replace("init: true", "init: false"))
     yield {}
@@ -149,12 +160,14 @@ def edited_file(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def changed_setting(lab: Lab) -> Iterator[Environ]:
+    """Set LAB_ENV_GREETING in .env after `up`."""
     write_env(lab, LAB_ENV_GREETING="hello")
     yield {}
 
 
 @contextlib.contextmanager
 def no_cache_directory(lab: Lab) -> Iterator[Environ]:
+    """Remove the lab's cache directory; make it again after the block."""
     shutil.rmtree(lab.path / "cache")
     yield {}
     (lab.path / "cache").mkdir(exist_ok=True)
@@ -164,17 +177,18 @@ def no_cache_directory(lab: Lab) -> Iterator[Environ]:
 
 
 def write_env(lab: Lab, **settings: str) -> None:
-    """Change these settings in .env and keep the others."""
+    """Set these settings in .env and keep the others."""
     path = lab.path / ".env"
     kept = [line for line in path.read_text().splitlines() if line.split("=")[0] not in settings]
     path.write_text("".join(f"{line}\n" for line in (*kept, *(f"{key}={value}" for key, value in settings.items()))))
 
 
 def settings(**values: str) -> Plant:
-    """Build a plant that changes these settings in .env, and restores the file afterwards."""
+    """Return a plant that sets these settings in .env, and restores the file after its block."""
 
     @contextlib.contextmanager
     def plant(lab: Lab) -> Iterator[Environ]:
+        """Set the settings in .env, yield no variables, and restore the file."""
         before = (lab.path / ".env").read_text()
         write_env(lab, **values)
         yield {}
@@ -185,12 +199,13 @@ def settings(**values: str) -> Plant:
 
 @contextlib.contextmanager
 def dead_engine(lab: Lab) -> Iterator[Environ]:
+    """Yield a DOCKER_HOST at which no engine listens."""
     yield {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 
 
 @contextlib.contextmanager
 def broken_plugins(lab: Lab) -> Iterator[Environ]:
-    """Yield an environment in which docker's compose and buildx plugins exit with 1."""
+    """Yield a DOCKER_CONFIG in which the compose and buildx plugins exit with 1."""
     config = lab.path / "docker"
     for name in ("compose", "buildx"):
         plugin = config / f"cli-plugins/docker-{name}"
@@ -202,6 +217,7 @@ def broken_plugins(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def no_certificates(lab: Lab) -> Iterator[Environ]:
+    """Set LAB_CA_CERTIFICATES to a file without certificates, during the block."""
     (lab.path / "ca.crt").write_text("once upon a time\n")
     with settings(LAB_CA_CERTIFICATES=str(lab.path / "ca.crt"))(lab):
         yield {}
@@ -209,7 +225,7 @@ def no_certificates(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def full_disk(lab: Lab) -> Iterator[Environ]:
-    """Put the lab's cache on a disk of 16 MiB during the block; skip the test if it cannot be mounted."""
+    """Put the lab's cache on a tmpfs of 16 MiB during the block; skip the test if it cannot be mounted."""
     if os.geteuid() != 0:
         pytest.skip("to mount a small disk takes root")
     place = lab.path / "small"
@@ -282,6 +298,7 @@ PLANTED: dict[str, tuple[tuple[Plant, ...], tuple[Fault, ...]]] = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_faults_are_found_and_the_commands_that_are_printed_mend_them(lab: Lab, name: str) -> None:
+    """doctor finds each planted fault by code and node; its fixes, typed in, remove them."""
     plants, faults = PLANTED[name]
     with contextlib.ExitStack() as planted:
         environ = {key: value for plant in plants for key, value in planted.enter_context(plant(lab)).items()}
@@ -292,6 +309,7 @@ def test_faults_are_found_and_the_commands_that_are_printed_mend_them(lab: Lab, 
 
 
 def test_a_name_that_another_directory_has_is_found_and_mended(lab: Lab, tmp_path: Path) -> None:
+    """Two labs of one name: LAB-NAME-001 shows the other's path, and its fix removes it."""
     other = Lab.make(tmp_path / "other", lab.name, lab.engine, {})
     finding = single(doctor(other), "LAB-NAME-001", "local")
     assert str(lab.path) in finding["seen"]
@@ -303,6 +321,7 @@ def test_a_name_that_another_directory_has_is_found_and_mended(lab: Lab, tmp_pat
 
 @contextlib.contextmanager
 def wrong_interface(lab: Lab) -> Iterator[Environ]:
+    """Set GLOO_SOCKET_IFNAME to an interface that does not exist, and bring the lab up."""
     write_env(lab, LAB_ENV_GLOO_SOCKET_IFNAME="eth7")
     lab.call("up").expect(0)
     yield {}
@@ -310,13 +329,14 @@ def wrong_interface(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def fewer_nodes(lab: Lab) -> Iterator[Environ]:
+    """Set LAB_NODES=1 while two workers run."""
     write_env(lab, LAB_NODES="1")
     yield {}
 
 
 @contextlib.contextmanager
 def large_mtu(lab: Lab) -> Iterator[Environ]:
-    """Recreate the network with a larger MTU than the default route's, and bring the lab up; nothing is undone."""
+    """Recreate the network with an MTU 100 above the default route's, and bring the lab up; nothing is undone."""
     lab.call("down").expect(0)
     project = f"labctl-{lab.name}"
     lab.engine.networks.create(
@@ -335,7 +355,7 @@ def large_mtu(lab: Lab) -> Iterator[Environ]:
 
 @contextlib.contextmanager
 def slow_link(lab: Lab) -> Iterator[Environ]:
-    """Limit worker-1's link to 1 Mbit/s, and leave it so; skip the test without root, tc or the kernel's support."""
+    """Limit worker-1's link to 1 Mbit/s for good; skip the test without root, tc or the kernel's support."""
     if os.geteuid() != 0 or not shutil.which("tc"):
         pytest.skip("to slow a link down takes root and tc")
     number = lab.inside("worker-1", "cat", "/sys/class/net/eth0/iflink").strip()
@@ -358,6 +378,7 @@ SLOW: dict[str, tuple[Plant, Fault]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_a_slower_fault_is_found_and_the_command_that_is_printed_mends_it(lab: Lab, name: str) -> None:
+    """doctor finds each of four slow faults by code and node; its fix removes it."""
     plant, (code, node) = SLOW[name]
     with plant(lab) as environ:
         finding = single(doctor(lab, environ), code, node)
@@ -369,6 +390,7 @@ def test_a_slower_fault_is_found_and_the_command_that_is_printed_mends_it(lab: L
 
 
 def test_a_socket_that_a_person_may_not_open_is_told_of_with_the_group_to_join(lab: Lab) -> None:
+    """Another user's doctor finds LAB-ENGINE-004 and names the user and the socket."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("to act as another person takes root and setpriv")
     stranger = ("setpriv", "--reuid=4321", "--regid=4321", "--clear-groups")
@@ -384,6 +406,7 @@ def test_a_socket_that_a_person_may_not_open_is_told_of_with_the_group_to_join(l
 
 
 def test_a_network_that_was_only_tried_is_not_taken_for_the_lab_s(lab: Lab) -> None:
+    """A network with role probe gives no LAB-NET-001 or LAB-NET-003."""
     labels = {"labctl.lab": lab.name, "labctl.role": "probe"}
     stray = lab.engine.networks.create(f"labctl-{lab.name}-probe-1", labels=labels)
     try:
@@ -394,6 +417,7 @@ def test_a_network_that_was_only_tried_is_not_taken_for_the_lab_s(lab: Lab) -> N
 
 
 def test_an_image_that_is_not_there_is_told_of_with_how_to_get_it(lab: Lab) -> None:
+    """LAB_IMAGE does not exist: LAB-IMAGE-001, with `docker pull` as its fix."""
     with settings(LAB_IMAGE="labctl-tests/no-such-image:1")(lab):
         finding = single(doctor(lab), "LAB-IMAGE-001", "local")
     assert finding["level"] == "error"
@@ -404,10 +428,12 @@ def test_an_image_that_is_not_there_is_told_of_with_how_to_get_it(lab: Lab) -> N
 
 
 def codes(findings: list[Finding]) -> set[str]:
+    """Return the codes of the findings that are wrong."""
     return {finding["code"] for finding in wrong(findings)}
 
 
 def test_a_new_lab_gives_no_alarm(fresh_lab: FreshLab) -> None:
+    """doctor finds nothing wrong before and after the first `up`."""
     lab = fresh_lab()
     assert doctor(lab) == []
     lab.call("up", limit=300).expect(0)
@@ -416,6 +442,7 @@ def test_a_new_lab_gives_no_alarm(fresh_lab: FreshLab) -> None:
 
 @pytest.mark.slow
 def test_a_healthy_lab_of_eight_nodes_is_examined_in_seconds_and_gives_no_alarm(fresh_lab: FreshLab) -> None:
+    """Three times nothing is wrong, and the fastest takes less than 5 s."""
     lab = fresh_lab(LAB_NODES="8")
     lab.call("up", limit=300).expect(0)
     answers = [lab.call("doctor", "--json").expect(0) for _ in range(3)]
@@ -429,6 +456,7 @@ def test_a_healthy_lab_of_eight_nodes_is_examined_in_seconds_and_gives_no_alarm(
 
 
 def test_one_node_is_asked_about_without_the_others(lab: Lab) -> None:
+    """worker-0 is paused: `doctor --node worker-1` exits with 0, `--node worker-0` with 3."""
     pause(lab.containers()["worker-0"])
     try:
         answer = lab.call("doctor", "--node", "worker-1", "--json").expect(0)
@@ -442,6 +470,7 @@ def test_one_node_is_asked_about_without_the_others(lab: Lab) -> None:
 
 
 def test_fix_runs_what_mends_and_says_so(lab: Lab) -> None:
+    """`doctor --fix` changes nothing without --yes; with it, three fixes run with exit code 0."""
     with contextlib.ExitStack() as planted:
         for plant in (paused, key_for_all, edited_file):
             planted.enter_context(plant(lab))
@@ -457,6 +486,7 @@ def test_fix_runs_what_mends_and_says_so(lab: Lab) -> None:
 
 
 def test_fix_leaves_the_nodes_of_a_run_alone(lab: Lab) -> None:
+    """`doctor --fix --yes` during a run exits with 3 and leaves a paused worker paused."""
     with lab.stubborn_run() as (running, _):
         with paused_worker(lab):
             refused = lab.call("doctor", "--fix", "--yes").expect(3)
@@ -468,6 +498,7 @@ def test_fix_leaves_the_nodes_of_a_run_alone(lab: Lab) -> None:
 
 @contextlib.contextmanager
 def paused_worker(lab: Lab) -> Iterator[None]:
+    """Pause worker-1 during the block."""
     pause(lab.containers()["worker-1"])
     try:
         yield

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A directory on its own file system of 160 MiB; skip the test unless root."""
+    """Mount a tmpfs of 160 MiB; yield its directory; unmount it; skip the test unless root."""
     if os.geteuid():
         pytest.skip("to mount a file system takes root")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "labctl-tests", str(tmp_path)], check=True)
@@ -27,7 +27,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Fill the disk of this directory with one file; return its path."""
+    """Fill the disk of this directory with the file `filler`; return its path."""
     filler = disk / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12):
@@ -38,6 +38,7 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_full_disk_is_named_and_loses_nothing(disk: Path, engine: DockerClient, image: str, family: str) -> None:
+    """up and run exit with 3 on a full disk; a run that fills it ends as disk-full; earlier runs stay."""
     lab = Lab.make(disk / "lab", f"{family}-full", engine, {"LAB_IMAGE": image, "LAB_NODES": "1"})
     greedy = lab.path / "workloads/greedy"
     greedy.mkdir()

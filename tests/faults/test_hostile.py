@@ -24,6 +24,7 @@ MEASURED = (
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a home directory with three files; return it."""
     made = tmp_path_factory.mktemp("home")
     (made / ".ssh").mkdir()
     for name in (".ssh/authorized_keys", ".bashrc", "thesis.tex"):
@@ -35,7 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attacked(
     home: Path, family: str, engine: DockerClient, image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Lab]:
-    """A lab of two nodes with a token, up."""
+    """Yield a lab of two nodes with a token, up, whose labctl prints its peak memory in KiB last."""
     settings = {"LAB_IMAGE": image, "LAB_NODES": "2", "HF_TOKEN": TOKEN}
     path = tmp_path_factory.mktemp("labs") / "lab"
     lab = Lab.make(path, f"{family}-attacked", engine, settings, prefix=(sys.executable, "-c", MEASURED))
@@ -47,7 +48,7 @@ def attacked(
 
 @pytest.fixture(scope="module")
 def earlier(attacked: Lab) -> Path:
-    """Record directory of a run of `hello` before the attack."""
+    """Return the record directory of a passed run of `hello`."""
     return attacked.path / "runs" / str(attacked.call("run", "hello", "--json").expect(0).json["run_id"])
 
 
@@ -82,6 +83,7 @@ def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     verdict: str,
     line: int,
 ) -> None:
+    """Home, earlier run and other processes stay; labctl takes below 150 MiB; no token leaks."""
     before, ran, nodes = tree(home), tree(earlier), attacked.processes()
     argv = ("run", workload, "--launcher", launcher, "--json", "--set", f"home={home}", "--set", f"line={line}")
     answer = attacked.call(*argv).expect(code)

@@ -34,7 +34,7 @@ LONG = "6000"
 
 @pytest.fixture
 def lab(lend: FreshLab) -> Iterator[Lab]:
-    """A lab of two nodes, up; after the test its runs are stopped, and it is brought up and checked for errors."""
+    """Yield a lab of two nodes, up; then stop its runs, bring it up, and assert that doctor finds no error."""
     lent = lend(LAB_RUN_PATIENCE=str(PATIENCE))
     (lent.path / "steps.py").write_text(STEPS)
     yield lent
@@ -47,11 +47,12 @@ def lab(lend: FreshLab) -> Iterator[Lab]:
 
 
 def runs(lab: Lab) -> dict[str, dict[str, Any]]:
+    """Return run id -> entry of `runs --json`."""
     return {run["run_id"]: run for run in lab.call("runs", "--json").expect(0).json["runs"]}
 
 
 def looks(lab: Lab) -> tuple[str, list[str]]:
-    """Return the state from `status`, whose runs must agree with `runs`, and the sorted codes of doctor's errors."""
+    """Return the lab's state and doctor's sorted error codes; assert that `status` and `runs` agree on runs."""
     before = runs(lab)
     status = lab.call("status", "--json").expect(0).json
     after = runs(lab)
@@ -78,14 +79,16 @@ def under_way(lab: Lab, *flags: str, steps: str = LONG, output: str = "step 3 ")
 
 
 def detached(lab: Lab, steps: str = LONG) -> str:
+    """Start a detached run of so many steps; return its id."""
     argv = ("run", "--script", "steps.py", "--launcher", "mpirun", "--detach", "--json", "--", steps)
     return str(lab.call(*argv).expect(0).json["run_id"])
 
 
 def ended(lab: Lab, run_id: str, limit: float = ENDING) -> dict[str, Any]:
-    """Wait for the end of a run; return its row in `runs`, and check that its processes are gone."""
+    """Wait until a run no longer runs; return its entry in `runs`; assert that its processes are gone."""
 
     def done() -> dict[str, Any] | None:
+        """Return the run's entry in `runs`, or None while it is running."""
         run = runs(lab)[run_id]
         assert run["state"] in ("running", "ended", "done", "orphaned")
         return run if run["state"] != "running" else None
@@ -96,6 +99,7 @@ def ended(lab: Lab, run_id: str, limit: float = ENDING) -> dict[str, Any]:
 
 
 def test_labctl_is_killed_before_the_launch(lab: Lab) -> None:
+    """SIGKILL labctl once the record is written: the run ends as done, and the next one passes."""
     before = set(lab.run_ids())
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", LONG) as running:
         # The mark is the last file of a record that is written before the launch.
@@ -112,6 +116,7 @@ def test_labctl_is_killed_before_the_launch(lab: Lab) -> None:
 
 
 def test_labctl_is_killed_or_loses_its_terminal_while_the_ranks_run(lab: Lab) -> None:
+    """SIGKILL or SIGHUP: the run goes on for 10 s, then it is ended as interrupted."""
     begun = []
     for node, number in (("worker-0", signal.SIGKILL), ("worker-1", signal.SIGHUP)):
         with under_way(lab, "--include", node) as (running, run_id):
@@ -127,6 +132,7 @@ def test_labctl_is_killed_or_loses_its_terminal_while_the_ranks_run(lab: Lab) ->
 
 
 def test_labctl_is_killed_while_it_ends_a_run(lab: Lab) -> None:
+    """SIGKILL after SIGTERM, while ranks end: the lab is up without errors, the run is an ERROR."""
     with under_way(lab) as (running, run_id):
         running.press(signal.SIGTERM)
         wait_until((lab.path / "runs/.outputs" / run_id / "told").exists, 120, "the ranks are told to end")
@@ -137,6 +143,7 @@ def test_labctl_is_killed_while_it_ends_a_run(lab: Lab) -> None:
 
 
 def test_labctl_is_killed_once_the_ranks_have_ended(lab: Lab) -> None:
+    """SIGKILL labctl after the ranks' end: the run still passes."""
     with under_way(lab, steps="30", output="step 29 of rank 1") as (running, run_id):
         wait_until(lambda: not lab.processes_of(run_id), 120, "the ranks have ended")
         running.press(signal.SIGKILL)
@@ -146,6 +153,7 @@ def test_labctl_is_killed_once_the_ranks_have_ended(lab: Lab) -> None:
 
 
 def test_who_follows_a_detached_run_is_killed(lab: Lab) -> None:
+    """SIGKILL `attach`: the run goes on and passes."""
     run_id = detached(lab, "60")
     with lab.start("attach", run_id) as attached:
         wait_until(lambda: "step 3 " in attached.err, 120, "it is followed")
@@ -158,6 +166,7 @@ def test_who_follows_a_detached_run_is_killed(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_who_follows_a_run_is_killed_at_ten_moments_and_its_record_says_how_far_it_came(lab: Lab) -> None:
+    """SIGKILL `attach` ten times: output.log grows and has each line once."""
     run_id = detached(lab, "300")
     record = lab.path / "runs" / run_id
     before = -1
@@ -182,6 +191,7 @@ def test_who_follows_a_run_is_killed_at_ten_moments_and_its_record_says_how_far_
 
 
 def test_a_worker_is_killed_under_a_detached_run(lab: Lab) -> None:
+    """Kill worker-1: status partial, LAB-NODE-001, and the run ends as ERROR."""
     run_id = detached(lab)
     wait_until(lambda: runs(lab)[run_id]["step"], 120, "it makes steps")
     lab.containers()["worker-1"].kill("SIGKILL")
@@ -190,6 +200,7 @@ def test_a_worker_is_killed_under_a_detached_run(lab: Lab) -> None:
 
 
 def test_the_launcher_is_killed_under_a_detached_run(lab: Lab) -> None:
+    """Kill the launcher: the run is orphaned, then judged as lab-lost; `up` and a run pass."""
     run_id = detached(lab)
     wait_until(lambda: runs(lab)[run_id]["step"], 120, "it makes steps")
     lab.containers()["launcher"].kill("SIGKILL")
@@ -205,6 +216,7 @@ def test_the_launcher_is_killed_under_a_detached_run(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_a_worker_is_killed_for_which_a_run_waits(lab: Lab) -> None:
+    """Kill the worker of an active and a waiting run: both end, the waiting one as ERROR."""
     first = detached(lab)
     argv = ("run", "--script", "steps.py", "--launcher", "mpirun", "--include", "worker-1", "--wait", "--detach")
     second = lab.call(*argv, "--json", "--", "10").expect(0).json["run_id"]

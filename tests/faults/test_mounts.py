@@ -26,13 +26,14 @@ ODD = (
 
 @pytest.fixture(scope="module")
 def mounting(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Lab]:
+    """Yield a lab of one worker, not up; destroy it at the end."""
     lab = new_lab({"LAB_NODES": "1"})
     yield lab
     lab.destroy()
 
 
 def refused(lab: Lab, source: Path | str) -> str:
-    """Return the message with which `up` refuses ``source`` as HOST_CACHE_PATH; check that it created nothing."""
+    """Return the message with which `up` refuses ``source`` as HOST_CACHE_PATH; assert that it made nothing."""
     lab.configure({"LAB_NODES": "1", "HOST_CACHE_PATH": str(source)})
     answer = lab.call("up", "--json").expect(2)
     assert lab.labelled() == []
@@ -41,6 +42,7 @@ def refused(lab: Lab, source: Path | str) -> str:
 
 
 def test_what_cannot_be_mounted_is_refused_before_anything_is_made(mounting: Lab, tmp_path: Path) -> None:
+    """A loop of links, a file, and control characters in a name: exit code 2."""
     (tmp_path / "loop").symlink_to("loop")
     assert refused(mounting, tmp_path / "loop").endswith(f"{tmp_path}/loop, which is a loop of links")
     (tmp_path / "file").touch()
@@ -51,6 +53,7 @@ def test_what_cannot_be_mounted_is_refused_before_anything_is_made(mounting: Lab
 
 
 def test_odd_names_are_mounted_as_they_are(mounting: Lab, tmp_path: Path) -> None:
+    """Cache and clone below directories with special characters are readable in both nodes."""
     cache, clone = tmp_path.joinpath(*ODD), tmp_path.joinpath(*reversed(ODD))
     for place in (cache, clone):
         place.mkdir(parents=True)
@@ -67,6 +70,7 @@ def test_odd_names_are_mounted_as_they_are(mounting: Lab, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of its own")
 def test_a_read_only_file_system_is_mounted_and_serves_what_it_holds(mounting: Lab, tmp_path: Path) -> None:
+    """With the cache on a read-only tmpfs, up, run and down exit with 0."""
     share = tmp_path / "share"
     share.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "labctl-tests", share], check=True)

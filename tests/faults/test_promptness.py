@@ -24,6 +24,7 @@ DEEDS: dict[str, tuple[Deed, int]] = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("deed", DEEDS)
 def test_a_run_ends_within_fifteen_seconds(lab: Lab, launcher: str, deed: str) -> None:
+    """After a kill of a container, Ctrl-C or TERM, labctl ends within 15 s with its exit code."""
     do, code = DEEDS[deed]
     with lab.stubborn_run("--launcher", launcher) as (running, _):
         done = time.monotonic()
@@ -33,6 +34,7 @@ def test_a_run_ends_within_fifteen_seconds(lab: Lab, launcher: str, deed: str) -
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_grace(lab: Lab) -> None:
+    """The second Ctrl-C ends the run within 4 s with exit code 130."""
     with lab.stubborn_run() as (running, _):
         running.press()
         assert not running.ends_within(0.5)
@@ -44,13 +46,16 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace(lab: Lab) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_time_limit_is_kept(lab: Lab, launcher: str) -> None:
+    """`--timeout 8` ends a run after 8 to 23 s with exit code 124."""
     document = lab.call("run", "stubborn", "--launcher", launcher, "--timeout", "8", "--json").expect(124).json
     assert 8 <= document["seconds"] < 23
 
 
 def test_a_rank_that_crashes_ends_the_run_soon(lab: Lab) -> None:
+    """A run in which a rank crashes takes less than 40 s and exits with 4."""
     assert lab.call("run", "crash", "--launcher", "deepspeed", "--json").expect(4).json["seconds"] < 40
 
 
 def test_a_lab_that_is_idle_is_down_at_once(lab: Lab) -> None:
+    """`down` of an idle lab takes less than 5 s."""
     assert lab.call("down").expect(0).seconds < 5

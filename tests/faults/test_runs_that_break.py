@@ -17,24 +17,26 @@ NODES = ["launcher", "worker-0", "worker-1"]
 
 
 def result(answer: Answer, code: int, cause: str, of_run: int | None = None) -> dict[str, Any]:
-    """Return the document of an ERROR of this cause; fail on an exit code but ``code``, or ``of_run`` for the run."""
+    """Assert exit code and cause of an ERROR (``of_run``: exit code in the document); return the document."""
     document: dict[str, Any] = answer.expect(code).json
     assert (document["verdict"], document["cause"], document["exit_code"]) == ("ERROR", cause, of_run or code)
     return document
 
 
 def running_nodes(lab: Lab) -> list[str]:
+    """List the nodes whose containers run, sorted."""
     return sorted(node for node, container in lab.containers().items() if container.status == "running")
 
 
 def states(lab: Lab) -> dict[str, str]:
-    """Return the state of each container, from `labctl status`."""
+    """Return node -> state of its container, from `labctl status`."""
     shown = lab.call("status", "--json").expect(0).json
     return {node["name"]: node["state"] for node in shown["nodes"]}
 
 
 @pytest.mark.smoke
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
+    """Kill worker-1: exit code 4, node-lost, its exit code 137 is in message and evidence."""
     with lab.stubborn_run("--launcher", "deepspeed", "--json") as (running, run_id):
         canary = lab.plant_canary("worker-0")
         lab.containers()["worker-1"].kill("SIGKILL")
@@ -51,6 +53,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
 
 
 def test_a_worker_that_is_cut_off_from_the_network_ends_the_run_and_is_named(lab: Lab) -> None:
+    """Disconnect worker-1: exit code 4, node-lost, the network is named."""
     with lab.stubborn_run("--json") as (running, run_id):
         worker = lab.containers()["worker-1"]
         (network,) = worker.attrs["NetworkSettings"]["Networks"]
@@ -65,6 +68,7 @@ def test_a_worker_that_is_cut_off_from_the_network_ends_the_run_and_is_named(lab
 
 
 def test_a_worker_whose_sshd_is_killed_ends_the_run_and_up_mends_it(lab: Lab) -> None:
+    """Kill sshd on worker-1: exit code 4, node-lost; `run` is refused until `up`."""
     with lab.stubborn_run("--json") as (running, run_id):
         # The container may end before the shell that kills it.
         lab.containers()["worker-1"].exec_run(["sh", "-c", "kill -KILL $(pgrep -o -x sshd)"], user="0")
@@ -80,6 +84,7 @@ def test_a_worker_whose_sshd_is_killed_ends_the_run_and_up_mends_it(lab: Lab) ->
 
 
 def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left(lab: Lab) -> None:
+    """Pause worker-1: exit code 124, stalled; the next run ends its processes."""
     with lab.stubborn_run("--json") as (running, run_id):
         worker = lab.containers()["worker-1"]
         pause(worker)
@@ -99,6 +104,7 @@ def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left
 
 @pytest.mark.parametrize("launcher", ["mpirun", pytest.param("deepspeed", marks=pytest.mark.slow)])
 def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, launcher: str) -> None:
+    """Rank 1 loops: exit code 124, stalled, both ranks' places in message and stacks."""
     # labctl itself requests the stacks.
     answer = lab.call("run", "hang", "--launcher", launcher, "-s", "LAB_STALL_SECONDS=4", "--json")
     document = answer.json
@@ -119,6 +125,7 @@ def test_a_rank_that_loops_without_end_stalls_the_run_and_says_where(lab: Lab, l
 
 
 def test_a_launcher_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
+    """Kill the launcher's container: exit code 4, node-lost; status partial, doctor LAB-NODE-001."""
     with lab.stubborn_run("--json") as (running, run_id):
         lab.containers()["launcher"].kill("SIGKILL")
         answer = running.answer(120)
@@ -134,6 +141,7 @@ def test_a_launcher_that_is_killed_ends_the_run_and_is_named(lab: Lab) -> None:
 
 
 def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab) -> None:
+    """Rank 1 exits with 7: exit code 4, rank-crashed, other processes of its node stay."""
     canary = lab.plant_canary("worker-1")
     document = result(lab.call("run", "crash", "--launcher", "deepspeed", "--json"), 4, "rank-crashed")
     assert re.search(r"rank 1\b.*worker-1.*code 7\b", document["message"])
@@ -144,6 +152,7 @@ def test_a_rank_that_crashes_ends_the_run_and_is_named(lab: Lab) -> None:
 
 @pytest.mark.smoke
 def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(lab: Lab) -> None:
+    """Ctrl-C: exit code 130, interrupted, no process of the run; other processes stay."""
     with lab.stubborn_run("--launcher", "deepspeed", "--json") as (running, run_id):
         canary = lab.plant_canary("worker-1")
         assert lab.processes_of(run_id)
@@ -157,6 +166,7 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(lab: Lab) -> None:
 
 
 def test_a_second_ctrl_c_ends_the_run_too(lab: Lab) -> None:
+    """Ctrl-C twice within the grace: exit code 130, and no process of the run is left."""
     with lab.stubborn_run() as (running, run_id):
         running.press()
         assert not running.ends_within(0.5)
@@ -166,6 +176,7 @@ def test_a_second_ctrl_c_ends_the_run_too(lab: Lab) -> None:
 
 
 def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab) -> None:
+    """`--timeout 10` with ranks that ignore signals: exit code 124, no process is left."""
     canary = lab.plant_canary("worker-1")
     answer = lab.call("run", "stubborn", "--timeout", "10", "--json")
     document = result(answer, 124, "timeout")
@@ -178,7 +189,7 @@ def test_the_time_limit_ends_even_what_does_not_listen(lab: Lab) -> None:
 
 
 def orphan(lab: Lab) -> str:
-    """Start a run and kill its labctl, with the process group, while the ranks are up; return its id."""
+    """Start a run and kill its labctl, with the process group, while the ranks are up; return the run's id."""
     with lab.stubborn_run() as (running, run_id):
         assert state_of(lab, run_id) == "running"
         running.press(signal.SIGKILL)
@@ -187,11 +198,13 @@ def orphan(lab: Lab) -> str:
 
 
 def state_of(lab: Lab, run_id: str) -> str:
+    """Return the state of a run, from `labctl runs`."""
     states = {run["run_id"]: run["state"] for run in lab.call("runs", "--json").expect(0).json["runs"]}
     return str(states[run_id])
 
 
 def test_a_run_whose_labctl_was_killed_goes_on_and_keeps_its_nodes_until_it_is_stopped(lab: Lab) -> None:
+    """Another run is refused with `labctl stop`, which ends all processes."""
     run_id = orphan(lab)
     assert state_of(lab, run_id) == "running"
     assert lab.call("show", run_id, "--json").expect(0).json["state"] == "running"
@@ -224,7 +237,7 @@ def test_a_second_run_is_refused_and_told_which_one_is_active(lab: Lab) -> None:
 
 
 def refusal(lab: Lab, run_id: str) -> str:
-    """Return the message that refuses a second run; empty unless it names this run."""
+    """Return the error message of another run's dry run if it names this run; else empty."""
     answer = lab.call("run", "hello", "--dry-run", "--json")
     message = answer.json["error"]["message"] if answer.code else ""
     return message if run_id in message else ""

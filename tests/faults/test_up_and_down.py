@@ -19,18 +19,18 @@ FreshLab = Callable[..., Lab]
 
 
 def nodes(lab: Lab) -> dict[str, str]:
-    """Return the states of the lab's containers, without trial containers of a killed `up`, which `down` removes."""
+    """Return node -> status of the lab's containers, without trial containers of a killed `up`."""
     return {node: container.status for node, container in lab.containers().items() if node != "probe"}
 
 
 def is_complete(lab: Lab) -> bool:
-    """Return True if launcher and two workers run on one network."""
+    """Return True if launcher and two workers, and no others, run, and the lab has one network."""
     states = nodes(lab)
     return states == dict.fromkeys(("launcher", "worker-0", "worker-1"), "running") and len(lab.networks()) == 1
 
 
 def is_polite(answer: Answer, lab: Lab) -> bool:
-    """Return True if the command reported Ctrl-C and nothing else, or had not begun, or was finished."""
+    """Return True if the command reported Ctrl-C without a traceback, had not begun, or had finished."""
     stopped = answer.code == 130 and "Traceback" not in answer.err
     # Python exits with 1 if it is interrupted while it imports its site module.
     not_yet_labctl = answer.code == -signal.SIGINT and "main()" not in answer.err
@@ -41,6 +41,7 @@ def is_polite(answer: Answer, lab: Lab) -> bool:
 @pytest.mark.docker
 @pytest.mark.slow
 def test_up_that_was_interrupted_at_ten_moments_converges_and_down_leaves_nothing(fresh_lab: FreshLab) -> None:
+    """Ctrl-C at ten moments of `up`: no traceback, and the next `up` completes the lab."""
     lab = fresh_lab()
     lab.call("up").expect(0)
     lab.call("down").expect(0)
@@ -92,6 +93,7 @@ def test_up_that_is_interrupted_and_killed_converges_and_down_leaves_nothing(
 @pytest.mark.docker
 @pytest.mark.smoke
 def test_a_strangers_container_with_a_nodes_name_is_named_and_stays(fresh_lab: FreshLab, image: str) -> None:
+    """`up` exits with 3, with a `docker rename` as hint; without the container it passes."""
     lab = fresh_lab()
     name = f"labctl-{lab.name}-worker-1-1"
     theirs = lab.engine.containers.run(image, ["600"], entrypoint="sleep", name=name, detach=True)
@@ -109,6 +111,7 @@ def test_a_strangers_container_with_a_nodes_name_is_named_and_stays(fresh_lab: F
 
 @pytest.mark.docker
 def test_up_and_down_wait_for_the_up_that_is_under_way_and_say_for_whom(fresh_lab: FreshLab) -> None:
+    """While one `up` is stopped, another command waits and names its pid; both pass."""
     lab = fresh_lab()
     lock = lab.path / ".lab/lock"
     for command in ("up", "down"):
@@ -135,6 +138,7 @@ CHANGES: dict[str, tuple[str, Callable[[Lab, Container], object]]] = {
 
 @pytest.mark.docker
 def test_up_recreates_the_container_that_was_changed_by_hand_and_no_other(lab: Lab) -> None:
+    """Disconnect, update or pause worker-1: `run` says which, `up` recreates it alone."""
     for reason, change in CHANGES.values():
         before = lab.identities()
         change(lab, lab.containers()["worker-1"])
@@ -147,9 +151,11 @@ def test_up_recreates_the_container_that_was_changed_by_hand_and_no_other(lab: L
 
 @pytest.mark.docker
 def test_orphans_are_reaped(lab: Lab) -> None:
+    """100 background processes whose shell ended disappear, also as zombies."""
     worker = lab.containers()["worker-1"]
 
     def orphans() -> list[list[str]]:
+        """List pid, state and command of worker-1's zombies and `sleep 5.4321`."""
         assert worker.id is not None
         rows = lab.engine.api.top(worker.id, "-o pid,stat,args")["Processes"]
         return [row for row in rows if row[1].startswith("Z") or "sleep 5.4321" in row[2]]
@@ -161,6 +167,7 @@ def test_orphans_are_reaped(lab: Lab) -> None:
 
 @pytest.mark.docker
 def test_a_mount_whose_source_is_not_there_is_named_and_nothing_is_made(fresh_lab: FreshLab) -> None:
+    """HOST_REPO_PATH does not exist: exit code 3, mkdir as hint, nothing is made."""
     lab = fresh_lab(HOST_REPO_PATH="/nonexistent/clone")
     error = lab.call("up", "--json").expect(3).json["error"]
     assert "/nonexistent/clone" in error["message"]
@@ -175,6 +182,7 @@ def test_a_mount_whose_source_is_not_there_is_named_and_nothing_is_made(fresh_la
 def test_a_lab_of_the_same_name_in_another_directory_is_refused(
     lab: Lab, fresh_lab: FreshLab, command: tuple[str, ...]
 ) -> None:
+    """`up` and `run` with the LAB_NAME of another lab exit with 3, name its directory, and change nothing."""
     other = fresh_lab()
     other.configure({"LAB_NAME": lab.name, "LAB_IMAGE": lab.containers()["launcher"].attrs["Config"]["Image"]})
     before = lab.identities()
@@ -188,6 +196,7 @@ def test_a_lab_of_the_same_name_in_another_directory_is_refused(
 
 @pytest.mark.docker
 def test_an_image_that_is_not_there_is_named(fresh_lab: FreshLab) -> None:
+    """LAB_IMAGE does not exist: exit code 3, it is named with a hint, and nothing is made."""
     lab = fresh_lab(LAB_IMAGE="labctl-tests/no-such-image:1")
     error = lab.call("up", "--json").expect(3).json["error"]
     assert "labctl-tests/no-such-image:1" in error["message"]
@@ -197,6 +206,7 @@ def test_an_image_that_is_not_there_is_named(fresh_lab: FreshLab) -> None:
 
 @pytest.mark.docker
 def test_a_run_on_a_lab_that_is_down_says_what_to_type(fresh_lab: FreshLab) -> None:
+    """`run` exits with 3 and the hint `labctl up`; no run is recorded."""
     lab = fresh_lab()
     error = lab.call("run", "hello", "--json").expect(3).json["error"]
     assert error["hint"] == "labctl up"
@@ -206,7 +216,7 @@ def test_a_run_on_a_lab_that_is_down_says_what_to_type(fresh_lab: FreshLab) -> N
 
 @pytest.fixture(scope="module")
 def offline_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Make a lab directory on a machine whose engine is not contacted, not even for its version."""
+    """Yield a lab directory whose Docker client never contacts an engine."""
     with closing(DockerClient(version="1.44")) as nobody:
         yield Lab.make(tmp_path_factory.mktemp("offline"), "offline", nobody, {})
 
@@ -218,6 +228,7 @@ def offline_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def test_without_a_daemon_there_is_a_reason_and_a_hint(
     offline_lab: Lab, command: tuple[str, ...], address: str
 ) -> None:
+    """No engine at DOCKER_HOST: each command exits with 3, with message and hint, also in JSON."""
     environ = {"DOCKER_HOST": address}
     for_people = offline_lab.call(*command, environ=environ).expect(3)
     assert "error: " in for_people.err

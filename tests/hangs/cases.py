@@ -45,12 +45,12 @@ class Case:
     in_ci: bool = False
 
     def expected(self, words: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Return the alternatives of each word, with the program's places."""
+        """Return the alternatives of each word, with `{waits}` and `{apart}` replaced by the program's places."""
         places = {"waits": self._place("# others wait"), "apart": self._place("# apart")}
         return [tuple(word.format(**places).split("|")) for word in words]
 
     def _place(self, comment: str) -> str:
-        """Return file and line of a comment; empty if the program has none."""
+        """Return `FILE:LINE` of the first line that ends with a comment; empty if the program has none."""
         lines = (PROGRAMS / f"{self.program}.py").read_text(encoding="utf-8").splitlines()
         numbers = [number for number, line in enumerate(lines, 1) if line.endswith(comment)]
         return f"{self.program}.py:{numbers[0]}" if numbers else ""

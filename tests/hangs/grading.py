@@ -24,7 +24,7 @@ class Said:
 
 
 def said(case: Case, document: dict[str, Any], printed: str) -> Said:
-    """Return what labctl said of a run: its hang, or what is judged in place of one."""
+    """Return what is judged: the case's message, the document's hang, or else labctl's printed lines."""
     if case.message:
         return Said(None, (), document["message"], document["message"])
     hang = document.get("hang")
@@ -36,7 +36,7 @@ def said(case: Case, document: dict[str, Any], printed: str) -> Said:
 
 
 def grade(case: Case, document: dict[str, Any], printed: str) -> tuple[str, list[str]]:
-    """Tell if what labctl said is right, wrong or unknown, and list what is not right."""
+    """Return RIGHT, WRONG or UNKNOWN for what labctl said of a run, and what is wrong or missing in it."""
     what, cause = said(case, document, printed), document["cause"]
     never = [word for word in case.never if word in what.below]
     wrong = [f"says {word!r}" for word in never]
@@ -56,10 +56,11 @@ def grade(case: Case, document: dict[str, Any], printed: str) -> tuple[str, list
 
 
 def missing_words(expected: list[tuple[str, ...]], text: str) -> list[str]:
+    """Return a mistake for each tuple of alternatives of which the text has none."""
     return [f"does not say {' or '.join(words)!r}" for words in expected if not any(says(text, word) for word in words)]
 
 
 def says(text: str, word: str) -> bool:
-    """Tell if a text has a word, in which ``*`` is any text without a rank; a number at its end is whole."""
+    """Return True if a text has a word, in which ``*`` is any text without a rank; a number at its end is whole."""
     pattern = re.escape(word).replace(r"\*", "(?:(?!rank).)*")
     return bool(re.search(rf"{pattern}(?!\d)", text))

@@ -22,17 +22,19 @@ ALL = [pytest.param(case, id=case.name) for case in CASES]
 
 @pytest.fixture
 def lab(lend: FreshLab) -> Lab:
+    """Return a lab of two nodes with two slots each, up."""
     return lend(LAB_SLOTS="2")
 
 
 @pytest.fixture(scope="module")
 def unknown() -> list[str]:
-    """The cases so far of which labctl knew no answer, each with what it did not say."""
+    """Return the list, shared by the module's tests, of the cases that labctl could not explain."""
     return []
 
 
 @pytest.mark.parametrize("case", IN_CI)
 def test_a_hang_is_named_with_its_rank_and_line(lab: Lab, case: Case) -> None:
+    """What labctl says of each case that runs in CI is graded RIGHT."""
     answer = run(lab, case)
     assert grade(case, answer.json, answer.err) == (RIGHT, [])
 
@@ -40,6 +42,7 @@ def test_a_hang_is_named_with_its_rank_and_line(lab: Lab, case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALL)
 def test_no_hang_is_named_wrongly_and_few_are_unknown(lab: Lab, case: Case, unknown: list[str]) -> None:
+    """No case is graded WRONG, and at most three are UNKNOWN."""
     answer = run(lab, case)
     mark, mistakes = grade(case, answer.json, answer.err)
     assert mark != WRONG, (mistakes, said(case, answer.json, answer.err))
@@ -49,7 +52,7 @@ def test_no_hang_is_named_wrongly_and_few_are_unknown(lab: Lab, case: Case, unkn
 
 
 def run(lab: Lab, case: Case) -> Answer:
-    """Run a case's program to its end, with what is done to worker-1 meanwhile."""
+    """Run a case's program, acting on worker-1 after step 10 if the case says so; return the answer."""
     shutil.copy(PROGRAMS / f"{case.program}.py", lab.path)
     hostfile = lab.path / "hostfile-of-case"
     lines = [f"worker-{number} slots={slots}\n" for number, slots in enumerate(case.slots)]
@@ -67,7 +70,7 @@ def run(lab: Lab, case: Case) -> Answer:
 
 @contextmanager
 def act(lab: Lab, action: str) -> Iterator[None]:
-    """Do to worker-1 what the case asks for; undo it at the end of the block."""
+    """Kill a process of worker-1, or cut its network; in the latter case restart it after the block."""
     worker = lab.containers()["worker-1"]
     if action.startswith("kill "):
         lab.inside("worker-1", "sh", "-c", 'kill -KILL "$(pgrep -o -f "$0")"', action.partition(" ")[2], user="0")

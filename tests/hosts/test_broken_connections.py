@@ -27,7 +27,7 @@ for step in range(int(sys.argv[1])):
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over two hosts, up."""
+    """Yield a lab over two hosts, up, with a script that prints steps."""
     made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-cut", shared_rack.hosts(2), {})
     (made.path / "steps.py").write_text(STEPS)
     made.call("up").expect(0)
@@ -36,16 +36,17 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def impatient(lab: RackLab) -> RackLab:
-    """The lab with runs that end after ten seconds without labctl."""
+    """Return the lab with LAB_RUN_PATIENCE=10: runs end ten seconds after labctl is gone."""
     return replace(lab, environ={**lab.environ, "LAB_RUN_PATIENCE": "10"})
 
 
 def steps_in(text: str, rank: int) -> list[int]:
+    """List the numbers of the steps that a rank printed in the text, in order."""
     return [int(step) for step in re.findall(rf"step (\d+) of rank {rank} ", text)]
 
 
 def pause_in(text: str, rank: int) -> float:
-    """Return the longest time between two steps of a rank."""
+    """Return the longest time between two steps of a rank, in seconds."""
     times = [float(moment) for moment in re.findall(rf"of rank {rank} at ([0-9.]+)", text)]
     return max(after - before for before, after in pairwise(times))
 
@@ -54,6 +55,7 @@ def step_is_heard(running: Running, step: int) -> None:
     """Wait until labctl prints the step; fail with its output if it ends before."""
 
     def is_printed() -> bool:
+        """Return True if labctl has printed the step; fail if it ended without."""
         ended, err = running.process.poll() is not None, running.err
         assert f"step {step} of" in err or not ended, f"labctl has ended before step {step}:\n{err}"
         return f"step {step} of" in err
@@ -72,6 +74,7 @@ def step_is_heard(running: Running, step: int) -> None:
 def test_a_run_goes_on_while_a_host_is_cut_off_and_every_line_comes_once(
     lab: RackLab, number: int, seconds: int
 ) -> None:
+    """Cut a host off for 5 or 90 s: the run passes, each step comes once, no rank pauses."""
     steps = 5 * seconds + 30
     host = lab.hosts[number]
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", str(steps)) as running:
@@ -90,6 +93,7 @@ def test_a_run_goes_on_while_a_host_is_cut_off_and_every_line_comes_once(
 
 
 def test_a_connection_that_is_hung_up_is_made_again(lab: RackLab) -> None:
+    """Hang up both hosts twice during a run: it passes and each step comes once."""
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", "40") as running:
         for step, number in ((5, 0), (12, 1), (19, 0), (26, 1)):
             step_is_heard(running, step)
@@ -99,6 +103,7 @@ def test_a_connection_that_is_hung_up_is_made_again(lab: RackLab) -> None:
 
 
 def test_a_worker_that_dies_while_its_host_is_cut_off_is_told_of(lab: RackLab) -> None:
+    """Kill worker-1 on a host that is cut off: the run ends as node-lost."""
     host = lab.hosts[1]
     with lab.start("run", "stubborn-own", "--json") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, "two ranks run")
@@ -114,6 +119,7 @@ def test_a_worker_that_dies_while_its_host_is_cut_off_is_told_of(lab: RackLab) -
 
 @pytest.mark.slow
 def test_labctl_says_when_it_gives_up_and_the_run_ends_as_long_after_as_is_said(lab: RackLab) -> None:
+    """Cut the launcher's host off: exit code 3; the run ends 10 s later."""
     lab, host = impatient(lab), lab.hosts[0]
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", "3000") as running:
         step_is_heard(running, 10)
@@ -137,6 +143,7 @@ def test_labctl_says_when_it_gives_up_and_the_run_ends_as_long_after_as_is_said(
 def test_a_run_whose_labctl_is_killed_is_followed_again_or_ends(
     lab: RackLab, number: signal.Signals, comes_back: bool
 ) -> None:
+    """SIGKILL or SIGHUP: `attach` shows all steps, and without it the run ends by itself."""
     lab = impatient(lab)
     with lab.start("run", "--script", "steps.py", "--launcher", "mpirun", "--", "60") as running:
         step_is_heard(running, 10)
@@ -153,6 +160,7 @@ def test_a_run_whose_labctl_is_killed_is_followed_again_or_ends(
 
 @pytest.mark.slow
 def test_a_run_whose_launchers_machine_was_rebooted_with_its_labctl_is_closed_as_lost(lab: RackLab) -> None:
+    """Kill labctl and the host: the run is done, lab-lost; up and run work."""
     host = lab.hosts[0]
     with lab.start("run", "stubborn", "--launcher", "deepspeed") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, "two ranks run")
@@ -168,4 +176,5 @@ def test_a_run_whose_launchers_machine_was_rebooted_with_its_labctl_is_closed_as
 
 
 def judged(lab: RackLab) -> set[str]:
+    """Return the ids of the runs that `runs` lists as done."""
     return {run["run_id"] for run in lab.call("runs", "--json").expect(0).json["runs"] if run["state"] == "done"}

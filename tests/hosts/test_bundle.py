@@ -20,7 +20,7 @@ iptables --wait --append OUTPUT --jump REJECT
 
 
 def set_apart(host: Host, network: str) -> None:
-    """Limit the host to itself and its own network, and check that a pull fails."""
+    """Reject the host's packets to all but itself and its own network; assert that `docker pull` fails."""
     host.shell(ALONE, "127.0.0.0/8", network)
     assert "registry-1.docker.io" in host.shell("timeout 20 docker pull --quiet debian 2>&1 || :")
 
@@ -41,6 +41,7 @@ def test_a_lab_comes_up_and_runs_where_no_registry_is(
     given: str,
     flags: tuple[str, ...],
 ) -> None:
+    """`bundle save` and `load` bring a lab with its image to two hosts without Internet; up, run, down."""
     image = request.getfixturevalue(given)
     hosts = rack.make("a", "b")
     for host in hosts:

@@ -20,6 +20,7 @@ LIMITS = {"MaxSessions": 10, "MaxStartups": "10:30:100"}
 def test_up_brings_many_nodes_up_on_one_host(
     rack_lab: Callable[..., RackLab], nodes: int, more: dict[str, str]
 ) -> None:
+    """With MaxSessions 10, `up` starts 30 workers on a host (12 without forwarding); `down` removes them."""
     lab = rack_lab(1, LAB_NODES=str(nodes), LAB_SHM_SIZE="16m")
     (host,) = lab.hosts
     host.sshd(**LIMITS, **more)

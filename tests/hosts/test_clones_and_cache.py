@@ -19,7 +19,7 @@ LIST = 'cd "$0" && find -L . -type f ! -path "*/.versions/*" ! -path "*/.current
 
 @pytest.fixture
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone with tracked, untracked and ignored files."""
+    """Return a git repository with tracked, untracked and ignored files."""
     root = tmp_path_factory.mktemp("clone") / "DeepSpeedExamples"
     shutil.copytree(CLONES / "DeepSpeedExamples", root)
     (root / "edited").write_text("one")
@@ -33,6 +33,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hosts_see_what_git_tracks_of_a_clone_as_it_is_now(rack_lab: RackLabs, clone: Path) -> None:
+    """Tracked files are on both hosts, read-only; an edit is sent by `up`; 300 MB give exit code 2."""
     lab = rack_lab(2, HOST_REPO_PATH=str(clone))
     tracked = subprocess.check_output(["git", "-C", clone, "ls-files"], text=True).splitlines()
     lab.call("up").expect(0)
@@ -59,6 +60,7 @@ def test_hosts_see_what_git_tracks_of_a_clone_as_it_is_now(rack_lab: RackLabs, c
 
 
 def test_one_command_fills_the_cache_of_every_host_once(rack_lab: RackLabs, tmp_path: Path) -> None:
+    """`cache --hosts` sends files and links, and nothing again; a host without sshd gives exit code 3."""
     lab = rack_lab(2)
     home = {"HOME": str(tmp_path / "home")}
     cache = tmp_path / "home/.cache/labctl"

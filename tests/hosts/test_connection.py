@@ -75,9 +75,11 @@ class Site:
 
     @property
     def id(self) -> str:
+        """Return the container's id."""
         return str(self.container.id)
 
     def host(self, port: int = 2201) -> InventoryHost:
+        """Return the host entry of the sshd on this container port, at its published port, as root."""
         published = self.container.ports[f"{port}/tcp"]
         assert published
         return InventoryHost(name=f"host-{port}", address="127.0.0.1", port=int(published[0]["HostPort"]), user="root")
@@ -89,13 +91,14 @@ class Site:
         (self.folder / "known").write_text("".join(lines))
 
     def configure(self, more: str = "", key: str = "person") -> None:
+        """Write the user's ssh config: these lines, then known_hosts and this identity for all hosts."""
         common = f"    UserKnownHostsFile {self.folder}/known\n    IdentityFile {self.folder}/{key}\n"
         (self.folder / "config").write_text(f"{more}\nHost *\n{common}    IdentitiesOnly yes\n")
 
 
 @pytest.fixture(scope="module")
 def shared_site(engine: DockerClient, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A container with an sshd per port of SSHDS, and a folder with keys and an ssh with its own configuration."""
+    """Yield a container with an sshd per port of SSHDS, with keys and an ssh of its own configuration."""
     folder = tmp_path_factory.mktemp("site")
     folder.chmod(0o755)
     for name in ("key", "person", "stranger"):
@@ -132,6 +135,7 @@ def shared_site(engine: DockerClient, image: str, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def site(shared_site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Return the shared site with right host key and identity, and its ssh first on PATH."""
     monkeypatch.setenv("PATH", f"{shared_site.folder}/bin", prepend=os.pathsep)
     shared_site.trust()
     shared_site.configure()
@@ -139,6 +143,7 @@ def site(shared_site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def _greets(port: int) -> bool:
+    """Return True if an sshd answers on this port of 127.0.0.1."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as made:
         return made.recv(4) == b"SSH-"
     return False
@@ -146,12 +151,14 @@ def _greets(port: int) -> bool:
 
 @contextlib.contextmanager
 def single_connection(target: InventoryHost, opening: str = ":") -> Iterator[SshConnection]:
+    """Connect to the host without errors; yield the connection during the block."""
     with connected([target], opening, seconds=60) as (connections, errors):
         assert errors == {}
         yield connections[target.name]
 
 
 def refusal(target: InventoryHost, opening: str = ":") -> HostError:
+    """Connect to the host, which must fail with an error of that host; return the error."""
     with connected([target], opening, seconds=60) as (connections, errors):
         assert connections == {}
         assert errors[target.name].node == target.name
@@ -159,7 +166,7 @@ def refusal(target: InventoryHost, opening: str = ":") -> HostError:
 
 
 def commands(word: str) -> list[str]:
-    """List the command lines of this machine's processes that contain the word."""
+    """List the command lines of this machine's processes that contain the word, with NULs between arguments."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -168,23 +175,27 @@ def commands(word: str) -> list[str]:
 
 
 def test_an_opening_script_tells_of_its_host(site: Site) -> None:
+    """`connection.output` is the opening script's stdout, without its stderr."""
     opening = "printf 'it'\"'\"'s\\t%s\\\\n' \"$(hostname)\"; cat; echo noise >&2"
     with single_connection(site.host(), opening) as connection:
         assert connection.output == f"it's\t{site.id[:12]}\\n"
 
 
 def test_thirty_scripts_at_once_all_run_where_sshd_takes_ten_sessions(site: Site) -> None:
+    """With MaxSessions 10, 30 concurrent `run` return their own output."""
     with single_connection(site.host()) as connection, ThreadPoolExecutor(30) as pool:
         done = list(pool.map(lambda number: connection.run('sleep 0.1; echo "$1"', str(number)), range(30)))
         assert [(each.out, each.err) for each in done] == [(f"{number}\n", "") for number in range(30)]
 
 
 def test_scripts_run_even_where_sshd_takes_a_single_session(site: Site) -> None:
+    """With MaxSessions 1, scripts run one after the other with stdout and empty stderr."""
     with single_connection(site.host(2204)) as connection:
         assert (connection.run("echo two").out, connection.run("echo three").err) == ("two\n", "")
 
 
 def test_more_hosts_open_at_once_than_their_gate_lets_in(site: Site) -> None:
+    """Seven connections open at an sshd with MaxStartups 3."""
     hosts = [replace(site.host(2203), name=f"host-{number}") for number in range(7)]
     with connected(hosts, "echo here", seconds=60) as (connections, errors):
         assert (errors, list(connections)) == ({}, [host.name for host in hosts])
@@ -192,6 +203,7 @@ def test_more_hosts_open_at_once_than_their_gate_lets_in(site: Site) -> None:
 
 @pytest.mark.parametrize("port", [2201, 2202], ids=["forwarded", "forwarding forbidden"])
 def test_the_engine_is_reached_over_the_connection(site: Site, engine: DockerClient, port: int) -> None:
+    """SDK, python-on-whales and docker exec reach the engine, also where sshd forbids forwarding."""
     from python_on_whales import DockerClient as Whales
 
     with single_connection(site.host(port)) as connection:
@@ -205,6 +217,8 @@ def test_the_engine_is_reached_over_the_connection(site: Site, engine: DockerCli
 
 
 def test_thirty_calls_at_once_reach_the_engine_where_forwarding_is_forbidden(site: Site, engine: DockerClient) -> None:
+    """30 concurrent `docker version` over one connection all answer."""
+
     def ask(host: str) -> str:
         argv = ["docker", "--host", host, "version", "--format", "{{.Server.Version}}"]
         return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
@@ -214,6 +228,7 @@ def test_thirty_calls_at_once_reach_the_engine_where_forwarding_is_forbidden(sit
 
 
 def test_another_socket_of_the_host_is_forwarded_too(site: Site) -> None:
+    """`forward("/other.sock")` gives a local socket that leads to that of the host."""
     serve = (
         "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/other.sock'); s.listen(); print('on', flush=True);"
         "s.accept()[0].sendall(b'from there')"
@@ -231,6 +246,7 @@ def test_another_socket_of_the_host_is_forwarded_too(site: Site) -> None:
 
 
 def test_bytes_pass_unchanged_in_both_directions(site: Site) -> None:
+    """1 MiB of all bytes, sent to a file and received from it, is unchanged."""
     data = bytes(range(256)) * 4096
     got: list[bytes] = []
     with single_connection(site.host()) as connection:
@@ -240,6 +256,7 @@ def test_bytes_pass_unchanged_in_both_directions(site: Site) -> None:
 
 
 def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> None:
+    """`run` raises HostError or ProcessTimeout with host and command; check=False returns 255."""
     with single_connection(site.host()) as connection:
         with pytest.raises(
             HostError, match=r"(?s)host-2201 \(127.0.0.1\): `ls /nowhere` failed with exit code 2\nls: cannot"
@@ -253,6 +270,7 @@ def test_a_script_that_fails_or_takes_too_long_names_its_host(site: Site) -> Non
 
 
 def test_a_connection_that_breaks_is_told_from_a_script_that_fails(site: Site) -> None:
+    """A script kills its sshd: HostError `the connection was lost` with the host's name."""
     with (
         single_connection(site.host()) as connection,
         pytest.raises(HostError, match=r"host-2201.*the connection was lost") as caught,
@@ -265,6 +283,7 @@ def test_a_connection_that_breaks_is_told_from_a_script_that_fails(site: Site) -
 def test_a_connection_that_broke_is_made_again_and_leads_to_the_engine_by_the_same_address(
     site: Site, engine: DockerClient, port: int
 ) -> None:
+    """Kill ssh: why_lost() says so; after reconnect() both work."""
     with single_connection(site.host(port)) as connection:
         address = connection.address
         for master in Path(address.removeprefix("unix://")).parent.glob("*.pid"):
@@ -278,6 +297,7 @@ def test_a_connection_that_broke_is_made_again_and_leads_to_the_engine_by_the_sa
 
 
 def test_the_persons_own_config_says_how_a_host_is_reached(site: Site) -> None:
+    """HostName, Port and User of the user's ssh config are used."""
     port = site.host().port
     site.configure(f"Host gate\n    HostName 127.0.0.1\n    Port {port}\n    User root\n")
     with single_connection(InventoryHost(name="gate"), "id -un") as connection:
@@ -286,6 +306,7 @@ def test_the_persons_own_config_says_how_a_host_is_reached(site: Site) -> None:
 
 
 def test_what_a_person_wrote_for_their_own_logins_does_not_meddle(site: Site) -> None:
+    """ControlMaster, RemoteCommand and others of the user's ssh config have no effect."""
     site.configure(f"Host *{PERSONAL.format(folder=site.folder)}")
     with single_connection(site.host(), "echo told") as connection:
         assert (connection.output, connection.run("echo out; echo err >&2").err) == ("told\n", "err\n")
@@ -296,6 +317,7 @@ def test_what_a_person_wrote_for_their_own_logins_does_not_meddle(site: Site) ->
 
 @pytest.mark.parametrize("config", ["", "Host *\n    StrictHostKeyChecking no\n"], ids=["asking", "careless"])
 def test_another_host_key_is_never_trusted(site: Site, config: str) -> None:
+    """A changed host key is an error, also with StrictHostKeyChecking no; the hint forgets the old key."""
     site.trust("stranger")
     site.configure(config)
     error = refusal(site.host())
@@ -307,6 +329,7 @@ def test_another_host_key_is_never_trusted(site: Site, config: str) -> None:
 
 
 def test_an_unknown_host_key_is_for_the_person_to_compare(site: Site) -> None:
+    """Empty known_hosts: an error, whose hint is the ssh command to type."""
     (site.folder / "known").write_text("")
     error = refusal(site.host())
     assert "host key is not known" in error.message
@@ -314,6 +337,7 @@ def test_an_unknown_host_key_is_for_the_person_to_compare(site: Site) -> None:
 
 
 def test_a_key_that_the_host_does_not_take_is_named(site: Site) -> None:
+    """Error `permission denied` with user and key; the hint has ssh-copy-id and ssh-add."""
     site.configure(key="nothing")
     stranger = f"{site.folder}/stranger"
     error = refusal(replace(site.host(), key=stranger))
@@ -323,6 +347,7 @@ def test_a_key_that_the_host_does_not_take_is_named(site: Site) -> None:
 
 
 def test_a_key_that_is_not_here_is_told_from_one_that_the_host_does_not_take(site: Site) -> None:
+    """`key=` of a missing file: the error says so; the hint names hosts.txt:1 and ssh-keygen."""
     site.configure(key="nothing")
     error = refusal(replace(site.host(), key="/nowhere/key", where="hosts.txt:1"))
     assert "not accessible: No such file" in error.message
@@ -330,12 +355,14 @@ def test_a_key_that_is_not_here_is_told_from_one_that_the_host_does_not_take(sit
 
 
 def test_a_machine_without_ssh_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ssh on PATH, connecting raises HostError `ssh client not found`."""
     monkeypatch.setenv("PATH", "")
     with pytest.raises(HostError, match="ssh client not found"), connected([site.host()], ":", seconds=5):
         pytest.fail("it connected")
 
 
 def test_a_key_that_others_may_read_is_named_with_its_cure(site: Site) -> None:
+    """A key of mode 0644: the hint is `chmod 600`."""
     site.configure(key="nothing")
     open_key = site.folder / "open"
     shutil.copy(site.folder / "person", open_key)
@@ -344,12 +371,14 @@ def test_a_key_that_others_may_read_is_named_with_its_cure(site: Site) -> None:
 
 
 def test_a_user_without_a_right_to_the_engine_is_told_how_to_get_it(site: Site) -> None:
+    """User guest may not use the socket: the hint adds it to the docker group."""
     error = refusal(replace(site.host(), user="guest"))
     assert "guest may not use /var/run/docker.sock" in error.message
     assert error.hint.endswith("127.0.0.1 sudo usermod -aG docker guest")
 
 
 def test_a_login_shell_that_prints_before_commands_is_named(site: Site) -> None:
+    """.bashrc prints `Welcome`: the error quotes it, and the hint guards it."""
     site.container.exec_run(["sh", "-c", "cp /root/.bashrc /root/kept; echo 'printf Welcome' > /root/.bashrc"])
     try:
         error = refusal(site.host())
@@ -360,6 +389,7 @@ def test_a_login_shell_that_prints_before_commands_is_named(site: Site) -> None:
 
 
 def test_a_host_without_an_engine_is_told_from_one_whose_engine_is_down(site: Site) -> None:
+    """No socket: an error when connecting; a dead socket: DockerException when it is used."""
     error = refusal(replace(site.host(), docker="/nowhere.sock"))
     assert "Docker Engine not found (no /nowhere.sock, no docker command)" in error.message
     with (
@@ -370,6 +400,7 @@ def test_a_host_without_an_engine_is_told_from_one_whose_engine_is_down(site: Si
 
 
 def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_others_answer(site: Site) -> None:
+    """Silent, closed, unknown, failing: an error each; the good host connects."""
     with socket.socket() as silent, socket.socket() as closed:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -399,6 +430,7 @@ def test_hosts_that_cannot_be_reached_are_named_within_the_limit_while_the_other
 
 
 def test_hosts_that_do_not_answer_leave_time_for_those_behind_them(site: Site) -> None:
+    """With one connection at a time, a silent host fails and the next one connects."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -408,6 +440,7 @@ def test_hosts_that_do_not_answer_leave_time_for_those_behind_them(site: Site) -
 
 
 def test_nothing_is_left_of_a_connection_when_its_block_ends(site: Site) -> None:
+    """No process with the connection's folder and no folder is left."""
     with single_connection(site.host()) as connection:
         folder = str(Path(connection.address.removeprefix("unix://")).parent)
         assert commands(folder)
@@ -426,6 +459,7 @@ with connected([target], ":", seconds=60) as (connections, errors):
 
 
 def test_a_killed_owner_takes_its_connection_along(site: Site) -> None:
+    """SIGKILL a process that runs a script on the host: its ssh processes and folder go."""
     argv = [sys.executable, "-c", OWNER, str(site.host().port)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -446,6 +480,7 @@ with connected([Target(name="a", address="127.0.0.1", port=int(sys.argv[1]), use
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_an_owner_killed_while_it_dials_leaves_nothing(number: signal.Signals) -> None:
+    """A signal while ssh waits for a silent host: the ssh process ends too."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -481,6 +516,7 @@ with connected([target], ":", seconds=60) as (connections, errors):
 
 
 def test_what_a_killed_owner_still_has_to_do_on_a_host_is_done_before_its_connection_ends(site: Site) -> None:
+    """SIGKILL within process.guarded: its command still runs on the host."""
     argv = [sys.executable, "-c", GUARDED, str(site.host().port), site.id, "/reached"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -509,6 +545,7 @@ with connected(targets, ":", seconds=60) as (connections, errors), pool() as thr
 
 
 def test_ctrl_c_ends_what_is_being_sent(site: Site) -> None:
+    """Ctrl-C during two endless `send`: the process ends within 40 s, not with 0."""
     argv = [sys.executable, "-c", SLOW, str(site.host().port)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
         assert owner.stdout is not None

@@ -17,6 +17,7 @@ STALE = "LAB-IMAGE-002"
 
 
 def test_what_one_host_lacks_is_told_by_name_and_the_others_get_their_nodes(rack: Rack, rack_lab: RackLabs) -> None:
+    """h2 has a taken port, a wrong clock and a full disk: `up` exits with 3, h1 gets its nodes."""
     lab = rack_lab(2)
     first, second = lab.hosts
     second.occupy(SSH_PORT, "bob")
@@ -46,6 +47,7 @@ def test_what_one_host_lacks_is_told_by_name_and_the_others_get_their_nodes(rack
 
 
 def test_a_port_is_told_by_the_lab_that_has_it_and_another_is_found(rack_lab: RackLabs, image: str) -> None:
+    """LAB-PORT-002 names the other lab's node and owner, and its fix changes the port."""
     lab = rack_lab(2)
     labels = {"lab": "other", "node": "worker-7", "role": "worker", "owner": "cy@desk", "directory": "/home/cy/lab"}
     lab.hosts[1].engine.containers.run(
@@ -64,6 +66,7 @@ def test_a_port_is_told_by_the_lab_that_has_it_and_another_is_found(rack_lab: Ra
 
 
 def test_hosts_that_do_not_answer_are_findings_beside_those_of_the_others(rack: Rack, rack_lab: RackLabs) -> None:
+    """No engine on h1, no h2: LAB-ENGINE-001 and LAB-HOST-004 name them."""
     lab = rack_lab(2)
     first, second = lab.hosts
     nobody = str(ipaddress.ip_network(rack.network.attrs["IPAM"]["Config"][0]["Subnet"])[-2])
@@ -77,6 +80,7 @@ def test_hosts_that_do_not_answer_are_findings_beside_those_of_the_others(rack: 
 
 
 def test_bytes_take_the_interface_that_was_chosen_or_doctor_says_so(rack: Rack, rack_lab: RackLabs) -> None:
+    """LAB-NET-007 is ok for both; with a wrong iface it names the interface in use."""
     lab = rack_lab(2)
     first_host, second_host = lab.hosts
     lab.call("up").expect(0)
@@ -97,6 +101,7 @@ def test_bytes_take_the_interface_that_was_chosen_or_doctor_says_so(rack: Rack, 
 
 
 def test_devices_and_settings_are_those_of_the_hosts(rack_lab: RackLabs) -> None:
+    """`devices` lists each host with its worker; `config` says cpu because of h1 and h2."""
     lab = rack_lab(2)
     hosts = lab.call("devices", "--json").expect(0).json["hosts"]
     assert [(host["name"], [node["name"] for node in host["nodes"]]) for host in hosts] == [

@@ -31,7 +31,7 @@ BUSY = 120
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over three hosts, up; each test leaves it up."""
+    """Yield a lab over three hosts, up; each test leaves it up."""
     made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-faults", shared_rack.hosts(3), {})
     made.call("up").expect(0)
     yield made
@@ -39,12 +39,12 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def identities(lab: RackLab) -> dict[str, str]:
-    """Return the id of the running containers by node."""
+    """Return node -> container id of the running containers."""
     return {node: str(container.id) for node, container in lab.containers().items() if container.status == "running"}
 
 
 def refused(lab: RackLab, host: str, reason: str) -> Answer:
-    """Return the answer of an `up` that fails; check that it is in time and its error names this host and reason."""
+    """Run `up`, which must exit with 3 in time and blame this host for this reason; return its answer."""
     answer = lab.call("up", "--json").expect(3)
     error = answer.json["error"]
     assert error["node"] == host
@@ -56,17 +56,19 @@ def refused(lab: RackLab, host: str, reason: str) -> Answer:
 
 
 def converges(lab: RackLab, kept: dict[str, str]) -> None:
-    """Run `up`; check that the lab is up, and that the containers ``kept`` still run."""
+    """Run `up`; assert that the lab is up and that the containers ``kept`` still run."""
     lab.call("up").expect(0)
     assert lab.call("status", "--json").json["state"] == "up"
     assert {node: identity for node, identity in identities(lab).items() if node in kept} == kept
 
 
 def states(status: Any) -> dict[str, str]:
+    """Return node -> state of a status document."""
     return {node["name"]: node["state"] for node in status["nodes"]}
 
 
 def unharmed(lab: RackLab, but: str) -> dict[str, str]:
+    """Return node -> container id of the running containers, without the node ``but``."""
     return {node: identity for node, identity in identities(lab).items() if node != but}
 
 
@@ -83,6 +85,7 @@ def unharmed(lab: RackLab, but: str) -> dict[str, str]:
 def test_a_host_in_trouble_is_named_and_the_others_are_unharmed(
     lab: RackLab, trouble: Callable[[Host], None], reason: str
 ) -> None:
+    """Five faults of h2: `up` and `status` exit with 3 and name it; after the cure `up` converges."""
     kept = unharmed(lab, but="worker-1")
     host = lab.hosts[1]
     trouble(host)
@@ -103,6 +106,7 @@ def test_a_host_in_trouble_is_named_and_the_others_are_unharmed(
 
 
 def test_a_key_that_a_host_does_not_take_is_named(lab: RackLab, shared_rack: Rack) -> None:
+    """Another key for h3 in hosts.txt: `up` exits with 3, permission denied, no container changes."""
     kept = identities(lab)
     hosts = lab.path / "hosts.txt"
     right = hosts.read_text()
@@ -116,6 +120,7 @@ def test_a_key_that_a_host_does_not_take_is_named(lab: RackLab, shared_rack: Rac
 
 
 def test_one_machine_by_two_names_is_refused_before_anything_is_done(lab: RackLab) -> None:
+    """hosts.txt lists h2 twice: `up` exits with 2 and names both, no container changes."""
     kept = identities(lab)
     hosts = lab.path / "hosts.txt"
     right = hosts.read_text()
@@ -150,6 +155,7 @@ def test_a_host_with_another_persons_lab_of_this_name_is_left_alone(lab: RackLab
 
 
 def test_a_run_is_refused_where_another_has_the_port_at_which_its_ranks_meet(lab: RackLab) -> None:
+    """bob listens on 29500 of h2: a run with it exits with 3, one without passes."""
     lab.hosts[1].occupy(29500)
     try:
         # The rendezvous port is free on these hosts.
@@ -165,7 +171,7 @@ def test_a_run_is_refused_where_another_has_the_port_at_which_its_ranks_meet(lab
 
 @contextmanager
 def away(lab: RackLab, *numbers: int, **fields: object) -> Iterator[None]:
-    """Point these hosts' lines of the hosts file to port 1, where no sshd listens, or to these fields."""
+    """In the block, let these hosts' lines in hosts.txt have port 1, where no sshd listens, or these fields."""
     hosts = lab.path / "hosts.txt"
     right = hosts.read_text()
     lines = [
@@ -182,6 +188,7 @@ def away(lab: RackLab, *numbers: int, **fields: object) -> Iterator[None]:
 def test_a_host_that_does_not_answer_is_named_by_all_that_looks_and_the_others_are_shown(
     lab: RackLab, shared_rack: Rack
 ) -> None:
+    """status, config, doctor, logs and exec name h2 and its hint; h3 is used."""
     nobody = ipaddress.ip_network(shared_rack.network.attrs["IPAM"]["Config"][0]["Subnet"])[-4]
     with away(lab, 1, address=nobody):
         shown = lab.call("status").expect(3).out
@@ -205,6 +212,7 @@ def test_a_host_that_does_not_answer_is_named_by_all_that_looks_and_the_others_a
 
 
 def test_where_no_host_answers_each_is_named_and_nothing_is_claimed_of_any(lab: RackLab) -> None:
+    """status is unknown, doctor finds each host, and config says accelerator unknown."""
     with away(lab, 0, 1, 2):
         status = lab.call("status", "--json").expect(3).json
         assert (status["state"], set(states(status).values())) == ("unknown", {"unreachable"})
@@ -224,6 +232,7 @@ def test_where_no_host_answers_each_is_named_and_nothing_is_claimed_of_any(lab: 
 
 @pytest.mark.slow
 def test_down_names_a_host_that_it_cannot_reach_and_cleans_the_others(lab: RackLab) -> None:
+    """h2 is silent: `down` exits with 3, h1 and h3 are empty; after the cure h2 too."""
     lab.hosts[1].drop()
     try:
         assert lab.call("down", "--json").expect(3).json["error"]["node"] == "h2"
@@ -245,7 +254,7 @@ def ranks_up(lab: RackLab, run: Running, before: set[str]) -> str | None:
 
 
 def left_of(lab: RackLab, run_id: str) -> list[str]:
-    """List the nodes in whose running containers a process of this run is left."""
+    """List the nodes in whose running containers a process of this run is left, sorted."""
     search = ["sh", "-c", 'grep -slaF -- "$0" /proc/[0-9]*/environ', f"LABCTL_RUN_ID={run_id}"]
     running = {node: container for node, container in lab.containers().items() if container.status == "running"}
     return sorted(node for node, container in running.items() if container.exec_run(search, user="1000:1000").output)
@@ -264,6 +273,7 @@ def left_of(lab: RackLab, run_id: str) -> list[str]:
 def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
     lab: RackLab, number: int, trouble: Callable[[Host], None], limit: float
 ) -> None:
+    """Exit code 4, node-lost, where the run's files stay; later `up` converges."""
     kept = identities(lab)
     host = lab.hosts[number]
     remaining = replace(lab, hosts=tuple(other for other in lab.hosts if other is not host))
@@ -296,6 +306,7 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
 
 
 def test_ctrl_c_ends_a_run_on_all_hosts(lab: RackLab) -> None:
+    """Ctrl-C: exit code 130, interrupted, and no process of the run is left on three hosts."""
     before = set(lab.run_ids())
     with lab.start("run", "stubborn", "--json") as run:
         run_id = wait_until(lambda: ranks_up(lab, run, before), 120, "three ranks run")

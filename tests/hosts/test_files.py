@@ -24,11 +24,13 @@ NAMES = ("a b", 'it\'s "one"', "new\nline", "-rf", "ünï", "$HOME")
 
 @pytest.fixture
 def host(rack: Rack) -> Host:
+    """Return a shared host."""
     return rack.hosts(1)[0]
 
 
 @contextmanager
 def reached(host: Host) -> Iterator[SshConnection]:
+    """Connect to the host without errors; yield the connection during the block."""
     target = InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
     with connected([target], "true", seconds=60) as (connections, errors):
         assert errors == {}
@@ -37,6 +39,7 @@ def reached(host: Host) -> Iterator[SshConnection]:
 
 @pytest.fixture
 def connection(rack: Rack, host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshConnection]:
+    """Yield a connection to the host, with the rack's ssh on PATH."""
     monkeypatch.setenv("PATH", rack.environ["PATH"])
     with reached(host) as made:
         yield made
@@ -44,6 +47,7 @@ def connection(rack: Rack, host: Host, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
+    """Make a directory with odd names and a file `key` of mode 0600; return its path."""
     for name in NAMES:
         (tmp_path / "source" / name).mkdir(parents=True)
         (tmp_path / "source" / name / name).write_text(name)
@@ -55,6 +59,7 @@ def source(tmp_path: Path) -> Path:
 def test_files_reach_a_host_without_python_and_come_back(
     connection: SshConnection, host: Host, source: Path, tmp_path: Path
 ) -> None:
+    """push sends names and modes, then changed files only; pull brings results; remove deletes all."""
     lab = f"{host.home}/.labctl/lab"
     files = manifest.scan(source)
     push.push_new(connection, files, f"{lab}/runs/.outputs/1")
@@ -82,6 +87,7 @@ def test_files_reach_a_host_without_python_and_come_back(
 def test_a_full_disk_is_named_and_what_was_there_still_shows(
     connection: SshConnection, host: Host, source: Path
 ) -> None:
+    """push raises HostError with `df -h` and keeps the old files; after the cure it works."""
     lab = f"{host.home}/.labctl/lab"
     push.push(connection, lab, {"workloads": manifest.scan(source)})
     host.fill_disk()
@@ -98,6 +104,7 @@ def test_a_full_disk_is_named_and_what_was_there_still_shows(
 
 
 def test_what_may_not_be_written_is_named(connection: SshConnection, host: Host, source: Path) -> None:
+    """push to /srv raises HostError with `Permission denied` and the path."""
     with pytest.raises(HostError, match=r"cannot write /srv/lab: .*/srv/lab.*: Permission denied"):
         push.push(connection, "/srv/lab", {"workloads": manifest.scan(source)})
 
@@ -105,6 +112,7 @@ def test_what_may_not_be_written_is_named(connection: SshConnection, host: Host,
 def test_copies_whose_connection_breaks_never_show(
     connection: SshConnection, host: Host, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Cut push at four places: HostError, and the host shows the old files; a whole push the new ones."""
     lab = f"{host.home}/.labctl/lab"
     names = [f"file-{number}" for number in range(6)]
     (source / "large").write_bytes(os.urandom(1 << 20))

@@ -59,7 +59,7 @@ MEASURED = (
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over two hosts, up; the second host lies in some tests."""
+    """Yield a lab over two hosts, up, whose labctl prints its peak memory in KiB as its last line."""
     home = tmp_path_factory.mktemp("home")
     (home / ".bashrc").write_text("mine\n")
     made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-liar", shared_rack.hosts(2), {})
@@ -70,19 +70,19 @@ def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory
 
 
 def tree(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file below a directory, by path."""
+    """Return path -> SHA-256 of each file below a directory."""
     files = (file for file in path.rglob("*") if file.is_file())
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def lie(host: Host, answer: bytes, honest: int, framed: bool) -> None:
-    """Let the host send this answer once, after ``honest`` sessions with correct answers."""
+    """Let the host's sessions print this answer after ``honest`` correct ones; between true lines if ``framed``."""
     text = base64.b64encode(answer).decode()
     host.run("sh", "-c", PREPARE, "sh", str(honest), "yes" if framed else "no", stdin=text)
 
 
 def alone(lab: RackLab, answer: Answer) -> None:
-    """Check that labctl succeeded or named the lying host, printed no traceback, and used little memory."""
+    """Assert that labctl succeeded or named the lying host, without traceback, in less than 300 MiB."""
     assert answer.code in (0, 3), answer.err
     assert "Traceback" not in answer.err
     if answer.code:
@@ -101,6 +101,7 @@ def alone(lab: RackLab, answer: Answer) -> None:
 def test_a_host_that_lies_is_an_error_of_that_host_alone(
     lab: RackLab, lies: tuple[tuple[str, tuple[int, bool]], ...]
 ) -> None:
+    """status, up and down name h2 at most; nodes of h1 and files of the user stay as they are."""
     other, liar = lab.hosts
     home = Path(lab.environ["HOME"])
     before, kept = tree(home), lab.on(other).identities()

@@ -22,7 +22,7 @@ NEW = 'find "$1" /tmp -mindepth 1 -maxdepth 1'
 
 
 def leftovers(host: Host) -> list[str]:
-    """List the containers, networks, volumes and files that are new on a host, except images."""
+    """List the containers, networks, volumes and files of the user or /tmp that are new on a host."""
     containers = [container.name or "" for container in host.engine.containers.list(all=True)]
     networks = [
         network.name or "" for network in host.engine.networks.list() if network.name not in ("bridge", "host", "none")
@@ -35,13 +35,13 @@ def leftovers(host: Host) -> list[str]:
 
 
 def modes(host: Host, lab: RackLab) -> dict[str, int]:
-    """Return the mode of each file and folder below the lab's directory on a host."""
+    """Return path -> mode of each file and folder below the lab's directory on a host, without links."""
     lines = host.shell(LISTED, f"{host.home}/.labctl/{lab.name}.{host.name}").splitlines()
     return {path: int(mode, 8) for mode, path, *target in (line.split(" ", 2) for line in lines) if not any(target)}
 
 
 def passed(lab: RackLab, answer: Answer, ranks: int) -> dict[str, Any]:
-    """Return the result of a run that passed; check that its record has the logs of all ranks."""
+    """Assert that a run passed with so many ranks, whose logs are in its record; return its result."""
     result: dict[str, Any] = answer.expect(0).json
     assert (result["verdict"], result["world_size"]) == ("PASS", ranks)
     record = lab.path / "runs" / result["run_id"]
@@ -51,17 +51,19 @@ def passed(lab: RackLab, answer: Answer, ranks: int) -> dict[str, Any]:
 
 
 def rank_log(record: Path, rank: int) -> str:
+    """Return the text of a rank's log."""
     return (record / f"ranks/rank-{rank}.log").read_text()
 
 
 @pytest.fixture(scope="module")
 def lab(shared_rack: Rack, family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
-    """A lab over two hosts; tests bring it up themselves."""
+    """Yield a lab over two hosts; tests bring it up themselves."""
     yield shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-many", shared_rack.hosts(2), {})
     shared_rack.clear()
 
 
 def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them(lab: RackLab) -> None:
+    """Files are gone on both hosts: dry run and `up` push them and recreate worker-1 alone."""
     lab.call("up").expect(0)
     before = lab.identities()
     first, second = (f"{host.home}/.labctl/{lab.name}.{host.name}" for host in lab.hosts)
@@ -85,6 +87,7 @@ def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them
 
 
 def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) -> None:
+    """Each host has its own nodes' keys only; `down` fetches runs, and keeps a run it cannot fetch."""
     lab.call("up").expect(0)
     modes_by_host = {host.name: modes(host, lab) for host in lab.hosts}
     names = {name: [path.rpartition("/")[2] for path in paths] for name, paths in modes_by_host.items()}
@@ -120,6 +123,7 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) 
 
 
 def test_down_takes_the_image_along_where_nothing_else_uses_it(lab: RackLab, image: str) -> None:
+    """`down --images` removes the image on h2, and keeps it on h1, where a container uses it."""
     first, second = lab.hosts
     first.engine.containers.create(image, name="neighbour")
     answer = lab.call("down", "--images").expect(0)
@@ -130,6 +134,7 @@ def test_down_takes_the_image_along_where_nothing_else_uses_it(lab: RackLab, ima
 
 @pytest.mark.slow
 def test_four_hosts_from_nothing_to_nothing(rack: Rack, family: str, image: str, tmp_path: Path) -> None:
+    """up, training on two hosts, hello-mpi on two and four, down: no file, container or image is left."""
     hosts = rack.make("a", "b", "c", "d")
     assert [host.engine.images.list() for host in hosts] == [[], [], [], []]
     lab = rack.lab(tmp_path, f"{family}-four", hosts, {"LAB_SHM_SIZE": "256m", "LAB_IMAGE": image})

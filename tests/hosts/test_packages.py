@@ -17,6 +17,7 @@ SCRIPT = "import os, nltk\nprint('rank', os.environ['RANK'], 'has nltk', nltk.__
 def test_two_hosts_get_the_packages_without_a_network_of_their_own(
     rack: Rack, engine: DockerClient, small_image: str, family: str, tmp_path: Path
 ) -> None:
+    """LAB_PACKAGES is built here, less than 60 MB reach each host, and ranks import it."""
     hosts = rack.make("a", "b", image=small_image)
     lab = rack.lab(tmp_path, f"{family}-packages", hosts, {"LAB_IMAGE": small_image, "LAB_PACKAGES": "nltk"})
     before = [host.traffic().received for host in hosts]

@@ -17,17 +17,19 @@ pytestmark = pytest.mark.docker
 
 
 def refusal(rack: Rack, host: Host, *argv: str) -> str:
-    """Return the stderr of a command that fails over ssh."""
+    """Run a command over ssh that must fail; return its stderr."""
     done = rack.ssh(host, *argv, check=False, patience=2)
     assert done.returncode != 0, done.stdout
     return done.stderr
 
 
 def reachable(rack: Rack, host: Host) -> bool:
+    """Return True if ssh to the host answers with its name."""
     return rack.ssh(host, "hostname").stdout == f"{host.name}\n"
 
 
 def test_a_host_has_ssh_and_docker_and_no_more(rack: Rack, engine: DockerClient, image: str) -> None:
+    """A shared host has ssh, an own engine with the node image, MTU 1400, and no python3, rsync or curl."""
     first, second = rack.hosts(2)
     assert rack.ssh(first, "id -un; hostname; docker images --quiet | wc -l").stdout.split() == ["ann", "h1", "1"]
     assert first.run("which", "python3", "rsync", "curl", check=False).stdout == ""
@@ -37,6 +39,7 @@ def test_a_host_has_ssh_and_docker_and_no_more(rack: Rack, engine: DockerClient,
 
 
 def test_what_a_test_left_is_gone_for_the_next(rack: Rack, image: str) -> None:
+    """`rack.clear` removes containers, networks, tags and home files of a host."""
     (host,) = rack.hosts(1)
     host.engine.containers.run(image, ["5000"], entrypoint="sleep", network_mode="host", detach=True)
     host.engine.networks.create("left")
@@ -50,6 +53,7 @@ def test_what_a_test_left_is_gone_for_the_next(rack: Rack, image: str) -> None:
 
 
 def test_hosts_of_a_test_have_an_empty_engine_and_go_with_it(rack: Rack) -> None:
+    """`rack.make` makes a host with this user, uid and port; `rack.clear` removes it."""
     (host,) = rack.make("own", user="cy", uid=1234, port=2200)
     assert rack.ssh(host, "id -u; docker images --quiet").stdout == "1234\n"
     assert host.line(slots=4) == f"own address={host.address} user=cy port=2200 key={rack.key} slots=4"
@@ -59,6 +63,7 @@ def test_hosts_of_a_test_have_an_empty_engine_and_go_with_it(rack: Rack) -> None
 
 
 def test_the_keys_decide(rack: Rack) -> None:
+    """Another client key, a changed or an unknown host key: ssh fails; `cure` restores the host key."""
     (host,) = rack.hosts(1)
     assert rack.ssh(host, "true", check=False, key=rack.other_key).returncode == 255
     host.change_host_key()
@@ -70,6 +75,7 @@ def test_the_keys_decide(rack: Rack) -> None:
 
 
 def test_dropped_packets_meet_silence(rack: Rack) -> None:
+    """After `drop` ssh to h1 times out and h2 answers; `cure` restores it."""
     first, second = rack.hosts(2)
     first.drop()
     assert "timed out" in refusal(rack, first, "true")
@@ -80,6 +86,7 @@ def test_dropped_packets_meet_silence(rack: Rack) -> None:
 
 
 def test_a_full_disk_takes_not_a_byte(rack: Rack) -> None:
+    """After `fill_disk` a write fails; `cure` makes room, and `clear` removes the file."""
     (host,) = rack.hosts(1)
     host.fill_disk()
     assert "No space left on device" in refusal(rack, host, "head -c 4096 /dev/zero > more")
@@ -91,6 +98,7 @@ def test_a_full_disk_takes_not_a_byte(rack: Rack) -> None:
 
 
 def test_an_engine_with_a_small_disk_has_no_room_for_an_image(rack: Rack, image: str) -> None:
+    """After `small_engine_disk` an import fails; `cure` brings the old images back."""
     (host,) = rack.hosts(1)
     host.small_engine_disk("8m")
     assert host.engine.images.list() == []
@@ -101,6 +109,7 @@ def test_an_engine_with_a_small_disk_has_no_room_for_an_image(rack: Rack, image:
 
 
 def test_a_stopped_engine_says_so_and_starts_again(rack: Rack, image: str) -> None:
+    """After `stop_engine` docker cannot connect; `cure` starts the engine with its images."""
     (host,) = rack.hosts(1)
     host.stop_engine()
     assert "Cannot connect to the Docker daemon" in refusal(rack, host, "docker", "version")
@@ -109,6 +118,7 @@ def test_a_stopped_engine_says_so_and_starts_again(rack: Rack, image: str) -> No
 
 
 def test_who_is_not_in_the_group_may_not_use_docker(rack: Rack) -> None:
+    """After `keep_from_docker` the user gets `permission denied`; `cure` undoes it."""
     (host,) = rack.hosts(1)
     host.keep_from_docker()
     assert "permission denied" in refusal(rack, host, "docker", "version")
@@ -117,6 +127,7 @@ def test_who_is_not_in_the_group_may_not_use_docker(rack: Rack) -> None:
 
 
 def test_an_occupied_port_has_an_owner(rack: Rack) -> None:
+    """`occupy` makes a listener of user bob on the port; `cure` ends it."""
     (host,) = rack.hosts(1)
     host.occupy(2222, "bob")
     held = "ss --listening --tcp --numeric --extended --no-header sport = :2222"
@@ -126,6 +137,7 @@ def test_an_occupied_port_has_an_owner(rack: Rack) -> None:
 
 
 def test_a_clock_that_is_ahead(rack: Rack) -> None:
+    """`clock(300)` sets the host's clock 5 minutes ahead; `cure` sets it right."""
     (host,) = rack.hosts(1)
     host.clock(300)
     assert 295 < int(rack.ssh(host, "date +%s").stdout) - time.time() < 305
@@ -134,6 +146,7 @@ def test_a_clock_that_is_ahead(rack: Rack) -> None:
 
 
 def test_sshd_can_be_told_to_refuse(rack: Rack) -> None:
+    """`sshd(AllowUsers=...)` refuses the user; `cure` restores sshd's configuration."""
     (host,) = rack.hosts(1)
     host.sshd(AllowUsers="bob")
     assert "Permission denied" in refusal(rack, host, "true")
@@ -142,6 +155,7 @@ def test_sshd_can_be_told_to_refuse(rack: Rack) -> None:
 
 
 def test_a_lab_is_watched_on_all_hosts_that_answer(rack_lab: RackLabs, image: str) -> None:
+    """containers() and labelled() cover both hosts, and skip one whose engine is stopped."""
     lab = rack_lab(2)
     first, second = lab.hosts
     for number, host in enumerate(lab.hosts):
@@ -154,6 +168,7 @@ def test_a_lab_is_watched_on_all_hosts_that_answer(rack_lab: RackLabs, image: st
 
 
 def test_a_dead_host_comes_back_with_its_disks(rack: Rack, image: str) -> None:
+    """`kill` makes ssh fail; `cure` brings the host back with its exited container and file."""
     (host,) = rack.hosts(1)
     host.engine.containers.run(image, ["5000"], entrypoint="sleep", network_mode="host", detach=True)
     rack.ssh(host, "echo kept > file")
@@ -165,6 +180,7 @@ def test_a_dead_host_comes_back_with_its_disks(rack: Rack, image: str) -> None:
 
 
 def test_traffic_is_counted_and_a_second_interface_is_another(rack: Rack) -> None:
+    """`traffic` counts received bytes; `second_interface` adds an address on an own interface."""
     first, second = rack.hosts(2)
     before = second.traffic()
     rack.ssh(second, "cat > /dev/null", stdin="x" * 1_000_000)
@@ -175,6 +191,7 @@ def test_traffic_is_counted_and_a_second_interface_is_another(rack: Rack) -> Non
 
 
 def test_a_slow_line_lets_through_what_it_says(rack: Rack) -> None:
+    """1.2 MB at 8 Mbit/s take more than 0.8 s, from the host and to it."""
     first, second = rack.hosts(2)
     first.slow("8mbit")
     rack.slow_uplink("8mbit")
@@ -187,6 +204,7 @@ def test_a_slow_line_lets_through_what_it_says(rack: Rack) -> None:
 
 
 def test_a_connection_that_is_hung_up_ends_in_the_middle(rack: Rack) -> None:
+    """`hang_up` ends an ssh session with 255, and the next one works."""
     (host,) = rack.hosts(1)
     with ThreadPoolExecutor(1) as pool:
         asleep = pool.submit(rack.ssh, host, "sleep 50", check=False)
@@ -197,6 +215,7 @@ def test_a_connection_that_is_hung_up_ends_in_the_middle(rack: Rack) -> None:
 
 
 def test_a_program_is_there_only_where_it_was_given(rack: Rack) -> None:
+    """`program("rsync")` installs a working rsync on the host."""
     (host,) = rack.hosts(1)
     host.program("rsync")
     assert "rsync  version" in rack.ssh(host, "rsync --version").stdout

@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
 def test_the_shards_of_all_hosts_are_gathered_and_sent_to_all(rack_lab: RackLabs) -> None:
+    """Both hosts' checkpoint files are in the record; --resume goes on from step 4, same losses."""
     lab = rack_lab(2)
     lab.call("up", limit=600).expect(0)
     argv = ("opt-tiny", "--rehearse", "--set", "save-every=2")
@@ -27,6 +28,7 @@ def test_the_shards_of_all_hosts_are_gathered_and_sent_to_all(rack_lab: RackLabs
 
 
 def test_a_node_that_is_lost_on_another_host_is_brought_up_again_and_its_shards_are_used(rack_lab: RackLabs) -> None:
+    """Kill worker-1 at step 25: the retry passes from step 20 or 30."""
     lab = rack_lab(2)
     lab.call("up", limit=600).expect(0)
     argv = ("opt-tiny", "--set", "steps=50", "--set", "save-every=10", "--retries", "1")
@@ -65,6 +67,7 @@ time.sleep(600)
 
 
 def test_an_elastic_workload_goes_on_without_a_host_that_is_gone(rack_lab: RackLabs) -> None:
+    """h2 falls silent: the retry passes on one rank, from the checkpoint."""
     lab = rack_lab(2)
     (lab.path / "workloads/waits").mkdir()
     (lab.path / "workloads/waits/workload.yml").write_text(ELASTIC)

@@ -25,7 +25,7 @@ pathlib.Path(f"rank-{os.environ['RANK']}.txt").write_text(" ".join((words.WORD, 
 
 @pytest.fixture(params=WHERE)
 def lab(request: pytest.FixtureRequest) -> Lab:
-    """A lab of two nodes, not up yet: on this machine, or each node on its own host."""
+    """Return a lab of two nodes, not up: both on this machine, or each on its own host."""
     if request.param == "one machine":
         fresh_lab: Callable[[], Lab] = request.getfixturevalue("fresh_lab")
         return fresh_lab()
@@ -35,11 +35,12 @@ def lab(request: pytest.FixtureRequest) -> Lab:
 
 @pytest.fixture
 def launcher(lab: Lab) -> str:
-    """Name of the launcher: deepspeed over hosts; mpirun on one machine, where many other tests cover deepspeed."""
+    """Return deepspeed over hosts, mpirun on one machine, where many other tests cover deepspeed."""
     return "deepspeed" if isinstance(lab, RackLab) else "mpirun"
 
 
 def test_a_lab_lives_and_ends_alike(lab: Lab, launcher: str) -> None:
+    """up, status, exec, logs, an edited workload, a script, a crash and down do the same in both labs."""
     lab.call("up").expect(0)
     before = lab.identities()
     assert sorted(before) == ["launcher", "worker-0", "worker-1"]

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.docker
 def test_results_appear_in_place_and_are_the_persons_own(
     rack: Rack, family: str, image: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """Hosts that share the directory get no files and write results in place; a host without it is refused."""
     hosts = rack.make("n1", "n2", image=image, uid=os.getuid() or 1000, shared=tmp_path)
     (tmp_path / "lab").mkdir()
     lab = rack.lab(tmp_path / "lab", f"{family}-shared", hosts, {"LAB_SHARED_DIR": str(tmp_path)})

@@ -26,6 +26,7 @@ SIZE = 4_000_000
 
 @pytest.fixture
 def small(engine: DockerClient, family: str, tmp_path: Path) -> Iterator[LoadedImage]:
+    """Yield an image with a layer of 4 MB, loaded into this machine's engine; remove it."""
     made = LoadedImage(engine, f"{family}/small:latest", tmp_path / "small.tar", SIZE)
     yield made
     made.remove()
@@ -39,6 +40,7 @@ class Sender:
         self.said: list[str] = []
 
     def __call__(self, image: LoadedImage, *hosts: Host) -> Failures:
+        """Connect to the hosts and send them the image; return the errors by host name."""
         targets = [
             InventoryHost(name=host.name, address=host.address, user=host.user, port=host.port, key=str(host.key))
             for host in hosts
@@ -50,12 +52,13 @@ class Sender:
 
 @pytest.fixture
 def send(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sender:
+    """Return a Sender, with the rack's ssh on PATH."""
     monkeypatch.setenv("PATH", rack.environ["PATH"])
     return Sender(tmp_path)
 
 
 def has(host: Host, image: LoadedImage) -> bool:
-    """Return True if the host's image of that name, which must exist, is this very one, and no upload is left over."""
+    """Return True if the host has this very image and no partial upload; raise if it has none of that name."""
     return host.engine.images.get(image.name).id == image.id and host.shell("ls -A ~ann/.labctl 2>&1 || :") == MISSING
 
 
@@ -65,6 +68,7 @@ MISSING = "ls: cannot access '/home/ann/.labctl': No such file or directory\n"
 def test_an_image_and_then_its_changed_layer_go_from_host_to_host(
     rack: Rack, small: LoadedImage, send: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first host relays the image to the second; later only the changed layer is sent."""
     monkeypatch.setattr(distribute, "WORTH", 0)
     hosts = first, second = rack.hosts(2)
     rack.introduce(*hosts)
@@ -81,6 +85,7 @@ def test_an_image_and_then_its_changed_layer_go_from_host_to_host(
 
 
 def test_a_host_that_is_cut_off_goes_on_where_it_stopped(rack: Rack, small: LoadedImage, send: Sender) -> None:
+    """Hang up h1 during the copy: only h1 fails, and the next copy sends the rest."""
     first, second = rack.hosts(2)
     rack.slow_uplink("16mbit")
     part = "cat ~ann/.labctl/images/* 2> /dev/null | wc -c"
@@ -99,6 +104,7 @@ def test_a_host_that_is_cut_off_goes_on_where_it_stopped(rack: Rack, small: Load
 
 
 def test_a_host_without_room_is_named_and_the_other_has_the_image(rack: Rack, small: LoadedImage, send: Sender) -> None:
+    """h1's engine has 8 MB: an error names h1 and the room needed; h2 has the image."""
     first, second = rack.hosts(2)
     first.small_engine_disk("8m")
     failures = send(small, first, second)

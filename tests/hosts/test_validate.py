@@ -26,6 +26,7 @@ checks:
 
 
 def test_bad_hosts_are_named_and_nothing_is_left(rack: Rack, rack_lab: RackLabs) -> None:
+    """h2 fails a hook and h3 has no engine: failing and not reached, worker-0 good, no container is left."""
     lab = rack_lab(3)
     (lab.path / "mine.yml").write_text(PROFILE)
     *_, last = rack.hosts(3)
@@ -63,6 +64,7 @@ def test_bad_hosts_are_named_and_nothing_is_left(rack: Rack, rack_lab: RackLabs)
     ],
 )
 def test_two_hosts_go_from_nothing_to_a_report_and_back_to_nothing(rack_lab: RackLabs, changes: dict[str, str]) -> None:
+    """The cpu profile passes on two hosts with all figures; no container is left."""
     lab = rack_lab(2)
     mine = lab.path / "mine.yml"
     mine.write_text(CPU_PROFILE.read_text())
@@ -80,6 +82,7 @@ def test_two_hosts_go_from_nothing_to_a_report_and_back_to_nothing(rack_lab: Rac
 
 @pytest.mark.slow
 def test_a_host_whose_cores_are_slow_is_named(rack_lab: RackLabs) -> None:
+    """h2's CPU is throttled: exit code 5, worker-1 is slow in matmul, no container is left."""
     lab = rack_lab(2)
     lab.hosts[1].throttle(0.15)
     matmul = "{workload: matmul, nodes: turns, set: {rounds: '1'}, metrics: {tflops: {}}}"
@@ -91,6 +94,7 @@ def test_a_host_whose_cores_are_slow_is_named(rack_lab: RackLabs) -> None:
 
 @pytest.mark.slow
 def test_a_node_whose_ssh_is_blocked_between_the_hosts_is_named(rack_lab: RackLabs) -> None:
+    """h2 refuses the nodes' ssh port: worker-1 is failing, and hello passes."""
     lab = rack_lab(2, LAB_SSH_PORT="12321")
     lab.hosts[1].refuse(12321)
     validation = validated(lab, profile(lab, "{workload: ssh-check}", "{workload: hello}"), code=5)
@@ -102,6 +106,7 @@ def test_a_node_whose_ssh_is_blocked_between_the_hosts_is_named(rack_lab: RackLa
 
 @pytest.mark.slow
 def test_a_node_with_the_wrong_interface_is_named(rack: Rack, rack_lab: RackLabs) -> None:
+    """`iface=eth0` for h2 is wrong: worker-1 is failing, with the interface that bytes took."""
     lab = rack_lab(2)
     first_host, second_host = lab.hosts
     first, second = (host.interface(host.second_interface(rack.fabric)) for host in (first_host, second_host))
@@ -113,23 +118,24 @@ def test_a_node_with_the_wrong_interface_is_named(rack: Rack, rack_lab: RackLabs
 
 
 def profile(lab: RackLab, *checks: str) -> str:
-    """Write a validation profile with these checks; return its path."""
+    """Write a validation profile with these checks to mine.yml; return its path."""
     path = lab.path / "mine.yml"
     path.write_text(f"description: a few checks\nwithin: 30%\nchecks: [{', '.join(checks)}]\n")
     return str(path)
 
 
 def validated(lab: RackLab, profile: str, *, code: int) -> dict[str, Any]:
-    """Run a validation with this profile; return its document, or fail on another exit code."""
+    """Run a validation with this profile; assert its exit code; return its document."""
     answer = lab.call("validate", "--profile", profile, "--json", limit=400).expect(code)
     validation: dict[str, Any] = answer.json["validation"]
     return validation
 
 
 def verdicts(validation: dict[str, Any]) -> dict[str, str]:
+    """Return node -> verdict of a validation."""
     return {node["node"]: node["verdict"] for node in validation["nodes"]}
 
 
 def remains(lab: RackLab) -> list[Any]:
-    """List the containers of all hosts."""
+    """List all containers of all hosts."""
     return [container for host in lab.hosts for container in host.engine.containers.list(all=True)]

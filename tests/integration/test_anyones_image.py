@@ -28,7 +28,7 @@ SCRIPT = "import only_here, os, sys\nprint('rank', os.environ['RANK'], sys.execu
 
 @pytest.fixture(scope="module")
 def mine(engine: DockerClient, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Id of an image without labctl's files."""
+    """Build an image with conda's Python and a vendor's entrypoint, without labctl's files; yield its id."""
     folder = tmp_path_factory.mktemp("image")
     base = engine.images.get(image).labels["labctl.base"]
     (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base, donor=image))
@@ -40,6 +40,7 @@ def mine(engine: DockerClient, image: str, tmp_path_factory: pytest.TempPathFact
 def test_a_lab_of_anyones_image_runs_with_what_that_brings(
     mine: str, fresh_lab: Callable[..., Lab], engine: DockerClient
 ) -> None:
+    """`build --from` makes a node's image of it, once; a run uses its Python, and `up` without it is refused."""
     lab = fresh_lab(LAB_IMAGE=MINE)
     refused = lab.call("up").expect(3)
     assert (f"image {MINE} is not a node" in refused.err, lab.containers()) == (True, {})
@@ -68,6 +69,7 @@ def test_a_lab_of_anyones_image_runs_with_what_that_brings(
 def test_an_image_that_labctl_did_not_build_is_not_written_over(
     command: str, mine: str, fresh_lab: Callable[..., Lab], engine: DockerClient
 ) -> None:
+    """`build` and `up` end with code 3, name `build --from`, and leave the image as it is."""
     lab = fresh_lab(LAB_IMAGE=MINE)
     assert f"labctl build --from {MINE}" in lab.call(*command.split()).expect(3).err
     assert engine.images.get(MINE).id == mine

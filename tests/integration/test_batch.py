@@ -49,7 +49,7 @@ PAUSE = 3
 
 @pytest.fixture(scope="module")
 def lab(lend_module: FreshLab) -> Lab:
-    """A lab of four nodes, up, with workload `steps` and folders of hostfiles of one and of two nodes."""
+    """Return a lab of four nodes, up, with workload `steps` and folders of hostfiles of one and of two nodes."""
     lab = lend_module(LAB_NODES="4")
     folder = lab.path / "workloads/steps"
     folder.mkdir()
@@ -62,6 +62,7 @@ def lab(lend_module: FreshLab) -> Lab:
 
 
 def hostfiles(lab: Lab, name: str, *groups: tuple[str, ...]) -> None:
+    """Write a hostfile, one slot per node, for each group of nodes to hostfiles/NAME of the lab."""
     folder = lab.path / "hostfiles" / name
     folder.mkdir()
     for number, group in enumerate(groups, start=1):
@@ -70,13 +71,14 @@ def hostfiles(lab: Lab, name: str, *groups: tuple[str, ...]) -> None:
 
 
 def batch(lab: Lab, out: str) -> Batch:
+    """Return the recorded batch in the folder ``out``."""
     loaded = record.load(lab.path / out)
     assert loaded
     return loaded
 
 
 def nothing_runs(lab: Lab) -> bool:
-    """Return True if no container has a process of any run; run ids begin with the year."""
+    """Return True if no container has a process of any run."""
     return lab.processes_of("2") == []
 
 
@@ -84,6 +86,7 @@ def began(lab: Lab, out: str, running: Running, log: str, text: str) -> None:
     """Wait until a job's log in the batch's folder ``out`` has this text; fail if labctl ends before."""
 
     def has_said() -> bool:
+        """Return True if the log exists and has the text; fail if labctl has ended."""
         assert running.process.poll() is None, running.err
         path = lab.path / out / log
         return path.exists() and text in path.read_text()
@@ -92,12 +95,13 @@ def began(lab: Lab, out: str, running: Running, log: str, text: str) -> None:
 
 
 def overlap(first: BatchJob, other: BatchJob) -> bool:
+    """Return True if both jobs ran at some time."""
     return (first.began or 0) < (other.ended or 0) and (other.began or 0) < (first.ended or 0)
 
 
 @pytest.fixture(scope="module")
 def mixed(lab: Lab) -> Answer:
-    """Answer of a batch of eight jobs: one hangs, one is killed and one is slow."""
+    """Return the answer of a batch of eight jobs: one hangs, one is killed, one is slow, and five are good."""
     behaviours = ("worker-0+worker-1=hangs", "worker-3+worker-2=endless", "worker-3=slow")
     sets = ("hostfiles/4nodes_2xN", "hostfiles/4nodes_1xN")
     argv = ("batch", "steps", *sets, "--out", "out", "--timeout", "15s", "--json", "--", "10", *behaviours)
@@ -108,6 +112,7 @@ def mixed(lab: Lab) -> Answer:
 
 
 def test_jobs_that_fail_stop_no_others_and_their_causes_are_told(lab: Lab, mixed: Answer) -> None:
+    """Five of eight jobs pass; the others are timeout, rank-crashed and criteria; exit code 5."""
     report = mixed.expect(5).json
     assert (report["passed"], report["failed"]) == (5, 3)
     failed = {job.nodes: job for job in batch(lab, "out").jobs if job.verdict != "PASS"}
@@ -125,6 +130,7 @@ def test_jobs_that_fail_stop_no_others_and_their_causes_are_told(lab: Lab, mixed
 
 
 def test_jobs_on_disjoint_nodes_run_at_once_and_no_node_has_two(lab: Lab, mixed: Answer) -> None:
+    """Jobs overlap only on disjoint nodes, and the batch takes less than twice the ideal time."""
     jobs = {job.log: job for job in batch(lab, "out").jobs}
     together = [pair for pair in combinations(jobs.values(), 2) if overlap(*pair)]
     assert len(together) >= 4
@@ -135,6 +141,7 @@ def test_jobs_on_disjoint_nodes_run_at_once_and_no_node_has_two(lab: Lab, mixed:
 
 
 def test_no_job_pauses_while_others_begin_end_or_are_killed(lab: Lab, mixed: Answer) -> None:
+    """No job has 3 s between two steps."""
     for job in batch(lab, "out").jobs:
         times = [
             float(moment) for moment in re.findall(r"step \d+ at ([0-9.]+)", (lab.path / "out" / job.log).read_text())
@@ -144,12 +151,14 @@ def test_no_job_pauses_while_others_begin_end_or_are_killed(lab: Lab, mixed: Ans
 
 
 def test_logs_are_named_as_lambdas_and_begin_with_their_hostfile(lab: Lab, mixed: Answer) -> None:
+    """Logs are SET/steps_1_NxN_batchNNNN.log and begin with the text of the job's hostfile."""
     for job in batch(lab, "out").jobs:
         assert re.fullmatch(rf"{job.set}/steps_1_[12]xN_batch\d{{4}}\.log", job.log)
         assert (lab.path / "out" / job.log).read_text().startswith(f"{Path(job.hostfile).read_text()}\n")
 
 
 def test_eval_of_the_result_fails_and_names_the_jobs(lab: Lab, mixed: Answer) -> None:
+    """`eval --min 80` exits with 5 and shows the causes of the failed jobs."""
     out = lab.call("eval", "out", "--min", "80").expect(5).out
     rows = {row.split()[0]: row for row in out.splitlines() if row.startswith(("1xN", "2xN"))}
     assert "criteria" in rows["1xN_batch0004"]
@@ -158,6 +167,7 @@ def test_eval_of_the_result_fails_and_names_the_jobs(lab: Lab, mixed: Answer) ->
 
 
 def test_a_batch_whose_labctl_was_killed_goes_on_and_runs_every_job_once(lab: Lab) -> None:
+    """SIGKILL after the first job: only --resume goes on, with the other three jobs."""
     argv = ("batch", "steps", "hostfiles/2nodes_1xN", "--out", "killed", "--repeat", "2")
     with lab.start(*argv, "--", "30") as running:
         wait_until(lambda: "PASS" in running.err, 120, "a job has passed")
@@ -181,6 +191,7 @@ def test_a_batch_whose_labctl_was_killed_goes_on_and_runs_every_job_once(lab: La
 
 
 def test_ctrl_c_ends_what_runs_and_the_batch_can_be_gone_on_with(lab: Lab) -> None:
+    """Ctrl-C: exit code 130, the job is interrupted; --resume runs both jobs."""
     argv = ("batch", "steps", "hostfiles/2nodes_1xN", "--out", "stopped", "--parallel", "1", "--", "40")
     with lab.start(*argv) as running:
         began(lab, "stopped", running, "steps_1_1xN_batch0001.log", "step 5 ")
@@ -197,6 +208,7 @@ def test_ctrl_c_ends_what_runs_and_the_batch_can_be_gone_on_with(lab: Lab) -> No
 
 
 def test_a_hostfile_may_call_this_machine_localhost(lab: Lab) -> None:
+    """A hostfile with localhost runs on worker-0, which stderr says."""
     hostfiles(lab, "1node_1xN_here", ("localhost",))
     err = lab.call("batch", "steps", "hostfiles/1node_1xN_here", "--out", "here", "--", "1").expect(0).err
     assert "localhost is worker-0" in err

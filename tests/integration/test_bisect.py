@@ -37,6 +37,7 @@ print(f"Throughput: {done} samples/sec", flush=True)
 
 @pytest.fixture(scope="module")
 def four_nodes(lend_module: FreshLab) -> Lab:
+    """Return a lab of four nodes, up, with workload `spin`, which fails on nodes given as arguments."""
     lab = lend_module(LAB_NODES="4")
     (lab.path / "workloads/spin").mkdir(parents=True)
     (lab.path / "workloads/spin/workload.yml").write_text(WORKLOAD)
@@ -46,7 +47,7 @@ def four_nodes(lend_module: FreshLab) -> Lab:
 
 @pytest.fixture
 def slowed(four_nodes: Lab) -> Iterator[str]:
-    """Name of a node that is ten times slower during the test."""
+    """Make worker-2 compute ten times as much per count during the test; yield its name."""
     node = "worker-2"
     four_nodes.inside(node, "touch", SLOW)
     yield node
@@ -55,6 +56,7 @@ def slowed(four_nodes: Lab) -> Iterator[str]:
 
 @pytest.mark.slow  # Beside other tests, which use the cores, no speed is certain.
 def test_a_node_that_computes_slower_is_found(four_nodes: Lab, slowed: str) -> None:
+    """`bisect` exits with 5 and finds the slow node alone, with runs on that node as evidence."""
     document = four_nodes.call("bisect", "spin", "--within", "60%", "--json", limit=300).expect(5).json
     assert [bad["node"] for bad in document["diagnosis"]["bad"]] == [slowed]
     assert document["diagnosis"]["bad"][0]["kind"] == "slow"
@@ -64,6 +66,7 @@ def test_a_node_that_computes_slower_is_found(four_nodes: Lab, slowed: str) -> N
 
 
 def test_a_bad_node_is_drained(four_nodes: Lab) -> None:
+    """`bisect --drain` writes the failing node to drained.txt, and `hostfiles` leaves it out."""
     argv = ("bisect", "spin", "--within", "99%", "--drain", "--json", "--", "worker-2")
     document = four_nodes.call(*argv, limit=300).expect(5).json
     assert (document["diagnosis"]["links"], document["drained"]) == ([], ["worker-2"])
@@ -75,6 +78,7 @@ def test_a_bad_node_is_drained(four_nodes: Lab) -> None:
 
 
 def test_a_node_on_which_a_run_fails_is_found_with_the_runs_that_show_it(four_nodes: Lab) -> None:
+    """`bisect` exits with 5, lists worker-1 as failing with two runs, and 3 good nodes."""
     done = four_nodes.call("bisect", "spin", "--within", "99%", "--", "worker-1", limit=300).expect(5)
     assert "worker-1: failing, 2 runs failed\n" in done.out
     assert "worker-1: failed (rank-crashed)" in done.out

@@ -16,7 +16,7 @@ CLONES = Path(__file__).parents[1] / "clones"
 
 @pytest.fixture(scope="module")
 def cloned(lend_module: FreshLab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """A lab of two nodes with both clones."""
+    """Return a lab of two nodes with copies of the test clones of DeepSpeedExamples and optimum-habana."""
     root = tmp_path_factory.mktemp("clones") / "clones"
     shutil.copytree(CLONES, root, symlinks=True)
     return lend_module(
@@ -25,6 +25,7 @@ def cloned(lend_module: FreshLab, tmp_path_factory: pytest.TempPathFactory) -> L
 
 
 def test_a_deepspeed_chat_script_runs_unmodified_on_all_nodes(cloned: Lab) -> None:
+    """A DeepSpeed-Chat script passes on two nodes, with its own log file and a log per rank."""
     result = cloned.call("run", "dschat/run_opt-350m_bs24_zero0", "--json").expect(0).json
     assert result["verdict"] == "PASS"
     assert result["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
@@ -40,6 +41,7 @@ def test_a_deepspeed_chat_script_runs_unmodified_on_all_nodes(cloned: Lab) -> No
 
 
 def test_on_one_node_it_runs_in_that_node_its_own_words_win_and_it_fails_with_the_reason(cloned: Lab) -> None:
+    """A failing script keeps its own port; exit code 4 and the last line it wrote."""
     (cloned.path / "one").write_text("worker-1 slots=1\n")
     # The script also names its author's home.
     answer = cloned.call("run", "dschat/run_that_fails", "--hostfile", "one", "--json")
@@ -53,12 +55,14 @@ def test_on_one_node_it_runs_in_that_node_its_own_words_win_and_it_fails_with_th
 
 @pytest.mark.parametrize("node", ["launcher", "worker-1"])
 def test_nothing_in_a_container_writes_to_a_clone(cloned: Lab, node: str) -> None:
+    """`touch` in both clones fails as on a read-only file system, in the launcher and a worker."""
     write = "for clone in DeepSpeedExamples optimum-habana; do touch $PROJECT_PATH/$clone/.envrc && exit 7; done; :"
     answer = cloned.call("exec", "--node", node, "--", "sh", "-c", write).expect(0)
     assert answer.err.count("Read-only file system") == 2
 
 
 def test_a_gaudi_example_is_refused_here_and_checked_on_every_node(cloned: Lab) -> None:
+    """Without Gaudis `run` gives exit code 3; with --rehearse both nodes check the arguments."""
     name = "gaudi/language-modeling/run_lora_clm"
     assert "needs Gaudis" in cloned.call("run", name).expect(3).err
     arguments = ("--set", "lora_rank=8", "--set", "use_habana=")

@@ -31,6 +31,7 @@ class Cluster:
     """A namespace, a user with the rights that a test grants, and the job definitions."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
+        """Connect as the cluster's administrator and create a service account without rights in the namespace."""
         self.kubeconfig, self.namespace = kubeconfig, namespace
         self.api = DynamicClient(config.new_client_from_config(config_file=str(kubeconfig)))
         self._kind("ServiceAccount").create(body={"metadata": {"name": PERSON}}, namespace=namespace)
@@ -39,7 +40,7 @@ class Cluster:
         return self.api.resources.get(api_version=version, kind=kind)
 
     def grant(self, rights: dict[str, list[str]], verbs: str = "get list create patch delete") -> None:
-        """Grant the user these verbs on these resources."""
+        """Grant the user these verbs on these resources, by API group, with a role in the namespace."""
         rules = [{"apiGroups": [of], "resources": names, "verbs": verbs.split()} for of, names in rights.items()]
         group = "rbac.authorization.k8s.io"
         subject = {"kind": "ServiceAccount", "name": PERSON, "namespace": self.namespace}
@@ -61,7 +62,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def serving(self, *versions: str) -> Iterator[None]:
-        """Make the cluster serve just these versions of MPIJob in the block; wait until it does, keep existing jobs."""
+        """Make the cluster serve just these versions of MPIJob in the block; wait for that; restore them after it."""
         definitions = self._kind("CustomResourceDefinition", "apiextensions.k8s.io/v1")
         name = "mpijobs.kubeflow.org"
         before = definitions.get(name=name).to_dict()["spec"]["versions"]
@@ -88,12 +89,12 @@ class Cluster:
             )
 
     def _set_versions(self, definitions: Any, name: str, versions: list[dict[str, Any]]) -> None:
-        """Replace the versions of a custom resource in the cluster."""
+        """Replace the versions in a custom resource definition."""
         body = {"metadata": {"name": name}, "spec": {"versions": versions}}
         definitions.patch(name=name, body=body, content_type="application/merge-patch+json")
 
     def served(self) -> set[str]:
-        """Return the versions of MPIJob that the cluster serves."""
+        """Return the versions of MPIJob that the API server lists as served."""
         groups = self.api.request("GET", "/apis").to_dict()["groups"]
         versions = [at["version"] for group in groups if group["name"] == "kubeflow.org" for at in group["versions"]]
         return {version for version in versions if "mpijobs" in self._resources(version)}
@@ -109,6 +110,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(kubeconfig: Path) -> Iterator[Cluster]:
+    """Yield a Cluster in a new namespace."""
     with fresh_namespace(kubeconfig) as namespace:
         yield Cluster(kubeconfig, namespace)
 
@@ -118,9 +120,10 @@ Labs = Callable[..., Lab]
 
 @pytest.fixture
 def lab_of(cluster: Cluster, fresh_lab: FreshLab, tmp_path: Path) -> Labs:
-    """Function that makes a lab in the namespace for the owner of a token, by default the cluster's administrator."""
+    """Return a function that makes a lab in the namespace for a token's owner, or for the administrator."""
 
     def make(token: str = "", **settings: str) -> Lab:
+        """Write a kubeconfig with the token, if any, and return a new lab of the namespace that uses it."""
         content = yaml.safe_load(cluster.kubeconfig.read_text())
         if token:
             content["users"][0]["user"] = {"token": token}
@@ -133,7 +136,7 @@ def lab_of(cluster: Cluster, fresh_lab: FreshLab, tmp_path: Path) -> Labs:
 
 
 def refused(lab: Lab) -> Answer:
-    """Return the answer of `labctl run` with exit code 3; check that nothing is recorded and doctor fails too."""
+    """Assert that `run` and `doctor` exit with 3 and that no run is recorded; return the answer of `run`."""
     answer = lab.call("run", "hello-mpi").expect(3)
     assert lab.run_ids() == []
     lab.call("doctor").expect(3)
@@ -141,6 +144,7 @@ def refused(lab: Lab) -> Answer:
 
 
 def test_missing_rights_are_named_with_the_role_that_grants_them(cluster: Cluster, lab_of: Labs) -> None:
+    """Without rights on mpijobs: exit code 3, the missing verbs, and a `kubectl create role`."""
     cluster.grant({**ALL, "kubeflow.org": ["mpijobs/status"]})
     lab = lab_of(cluster.persons_token())
     answer = refused(lab)
@@ -153,6 +157,7 @@ def test_missing_rights_are_named_with_the_role_that_grants_them(cluster: Cluste
 
 
 def test_who_has_the_lab_s_rights_and_no_more_submits_and_removes_a_job(cluster: Cluster, lab_of: Labs) -> None:
+    """With the documented rights, `k8s submit`, `k8s delete` and `down` exit with 0."""
     cluster.grant(ALL)
     lab = lab_of(cluster.persons_token())
     name = lab.call("k8s", "submit", "hello-mpi", "--json").expect(0).json["name"]
@@ -161,6 +166,7 @@ def test_who_has_the_lab_s_rights_and_no_more_submits_and_removes_a_job(cluster:
 
 
 def test_a_token_that_is_no_longer_accepted_is_said_to_have_expired(cluster: Cluster, lab_of: Labs) -> None:
+    """A token of a deleted account: exit code 3, with the advice to log in again."""
     cluster.grant(ALL)
     token = cluster.persons_token()
     cluster.forget_person()
@@ -170,12 +176,14 @@ def test_a_token_that_is_no_longer_accepted_is_said_to_have_expired(cluster: Clu
 
 
 def test_a_context_that_is_not_there_is_named(lab_of: Labs) -> None:
+    """LAB_K8S_CONTEXT that the kubeconfig has not: exit code 3, it is named, and how to list contexts."""
     answer = refused(lab_of(LAB_K8S_CONTEXT="nowhere"))
     assert "the kubeconfig has no context `nowhere`" in answer.err
     assert "kubectl config get-contexts" in answer.err
 
 
 def test_a_cluster_without_the_operator_is_told_what_to_install(cluster: Cluster, lab_of: Labs) -> None:
+    """No version of MPIJob is served: exit code 3, with the advice to install the mpi-operator."""
     lab = lab_of(LAB_K8S_JOB="mpijob")
     with cluster.serving():
         answer = refused(lab)
@@ -184,6 +192,7 @@ def test_a_cluster_without_the_operator_is_told_what_to_install(cluster: Cluster
 
 
 def test_a_definition_that_the_training_operator_left_is_named(cluster: Cluster, lab_of: Labs) -> None:
+    """Only MPIJob v1 is served: exit code 3; beside v2beta1 it is a finding of doctor."""
     lab = lab_of(LAB_K8S_JOB="mpijob")
     with cluster.serving("v1"):
         answer = refused(lab)

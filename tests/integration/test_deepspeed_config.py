@@ -22,6 +22,7 @@ print("keys " + json.dumps({section: names(model) for section, model in models.i
 
 
 def test_every_key_of_deepspeeds_models_is_known(lab: Lab) -> None:
+    """All keys of the image's ZeRO, bf16 and fp16 models are in deepspeed_config.SECTIONS."""
     output = lab.inside("worker-0", "python", "-c", ASK)
     keys = json.loads(next(line for line in output.splitlines() if line.startswith("keys ")).removeprefix("keys "))
     assert keys.keys() == {"zero_optimization", "bf16", "fp16"}

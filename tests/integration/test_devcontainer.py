@@ -19,7 +19,7 @@ PACKAGE = "@devcontainers/cli@0.89.0"
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Command of the devcontainer CLI: from PATH or installed by npm; skip the tests if there is neither."""
+    """Return the devcontainer CLI's command, from PATH or installed by npm; skip the tests if there is none."""
     if path := shutil.which("devcontainer"):
         return (path,)
     npm, node = shutil.which("npm"), shutil.which("node")
@@ -35,7 +35,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 def devcontainer(program: tuple[str, ...], lab: Lab, command: str, *arguments: str) -> str:
-    """Run the CLI on a lab's folder; return its output, or fail unless it exits with 0."""
+    """Run a command of the CLI on a lab's folder; return its stdout; assert that it exits with 0."""
     called = [*program, command, "--workspace-folder", str(lab.path), *arguments]
     done = subprocess.run(called, env=lab.environ, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -43,6 +43,7 @@ def devcontainer(program: tuple[str, ...], lab: Lab, command: str, *arguments: s
 
 
 def test_the_cli_reads_it(program: tuple[str, ...], fresh_lab: Callable[..., Lab]) -> None:
+    """The CLI reads service launcher and folder /workspace from the written devcontainer.json."""
     lab = fresh_lab(LAB_ENV_ODD='$a ${b} "c')
     lab.call("devcontainer").expect(0)
     document: dict[str, Any] = json.loads(devcontainer(program, lab, "read-configuration"))
@@ -51,6 +52,7 @@ def test_the_cli_reads_it(program: tuple[str, ...], fresh_lab: Callable[..., Lab
 
 
 def test_it_attaches_to_the_lab_that_is_up_and_changes_nothing(program: tuple[str, ...], lab: Lab) -> None:
+    """`devcontainer up` and `exec` use the launcher that is up, as the user."""
     lab.call("devcontainer").expect(0)
     before = lab.identities()
     answer: dict[str, Any] = json.loads(devcontainer(program, lab, "up"))
@@ -64,6 +66,7 @@ def test_it_attaches_to_the_lab_that_is_up_and_changes_nothing(program: tuple[st
 
 @pytest.mark.slow
 def test_it_brings_a_lab_up_that_is_down(program: tuple[str, ...], fresh_lab: Callable[..., Lab]) -> None:
+    """`devcontainer up` starts a lab that is down, by labctl's full path."""
     lab = fresh_lab()
     lab.call("devcontainer").expect(0)
     assert LABCTL in (lab.path / ".devcontainer/devcontainer.json").read_text()

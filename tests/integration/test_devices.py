@@ -18,6 +18,7 @@ KINDS = {name: f"dev/{module.watch.files[0]}" for name, module in accelerators.m
     any(list(Path("/").glob(pattern)) for pattern in KINDS.values()), reason="this machine may have an accelerator"
 )
 def test_a_machine_without_accelerators_is_a_cpu_lab_and_says_why(lab: Lab) -> None:
+    """LAB_ACCELERATOR=auto gives cpu, and the reason lists each kind that was not found."""
     (here,) = lab.call("devices", "-s", "LAB_ACCELERATOR=auto", "--json").expect(0).json["hosts"]
     assert here["accelerator"] == "cpu"
     sought = ", ".join(f"no {accelerators.get(name).sought}" for name in KINDS)
@@ -32,6 +33,7 @@ def test_a_machine_without_accelerators_is_a_cpu_lab_and_says_why(lab: Lab) -> N
 
 @pytest.mark.parametrize("accelerator", KINDS)
 def test_a_kind_that_is_not_here_ends_with_what_was_looked_for(lab: Lab, accelerator: str) -> None:
+    """`up` for an accelerator that is missing: exit code 3, and the device file that was sought."""
     if list(Path("/").glob(KINDS[accelerator])):
         pytest.skip("this machine may have it")
     answer = lab.call("up", "-s", f"LAB_ACCELERATOR={accelerator}").expect(3)

@@ -50,7 +50,7 @@ ALPHABET = " \t\n\r'\"\\$`#{}()[]<>|&;*?!~%=,:@-_.aZ09\u00e9\u4e2d\U0001f600\u20
 
 
 def odd_values() -> dict[str, str]:
-    """Chosen values, and forty random ones of characters that are special to a reader on the way."""
+    """Return ODD_* variables: the chosen values, and forty random ones of special characters."""
     draw = random.Random(2)  # noqa: S311 - the same values in every session
     drawn = {f"DRAWN_{index}": "".join(draw.choices(ALPHABET, k=draw.randint(1, 40))) for index in range(40)}
     return {f"ODD_{name}": value for name, value in {**CHOSEN, **drawn}.items()}
@@ -61,7 +61,7 @@ def digest(text: str) -> str:
 
 
 def variables(block: bytes) -> dict[str, str]:
-    """Parse the output of `env -0` into names and values."""
+    """Return name -> value of the output of `env -0`."""
     pairs = (entry.decode().partition("=") for entry in block.rstrip(b"\0").split(b"\0"))
     return {name: value for name, _, value in pairs}
 
@@ -72,13 +72,13 @@ def forms(secret: str) -> tuple[str, ...]:
 
 
 def only_odd(values: dict[str, str]) -> dict[str, str]:
-    """Return the variables that `odd_values` sets."""
+    """Return the variables that begin with ODD_."""
     return {name: value for name, value in values.items() if name.startswith("ODD_")}
 
 
 @contextmanager
 def watching_arguments(searched_for: tuple[str, ...]) -> Iterator[list[str]]:
-    """Watch the arguments of all processes on the host; yield the list of those that contain a word."""
+    """Watch command lines of all processes on this machine; yield the growing list of those with a word."""
     lines: list[str] = []
     searched = [word.encode() for word in searched_for]
     done = threading.Event()
@@ -106,6 +106,7 @@ class SecretLab:
     """A lab with odd and secret values, up, with all output of labctl."""
 
     def __init__(self, lab: Lab) -> None:
+        """Bring the lab up (`up --dry-run`, `render`, `up`) and keep the answers and command lines seen."""
         self.lab = lab
         self.answers: list[Answer] = []
         self.arguments: list[str] = []
@@ -117,12 +118,13 @@ class SecretLab:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
+        """Add the command lines with a secret or the control word that are seen during the block."""
         with watching_arguments((TOKEN, API_KEY, DATABASE_URL, CONTROL)) as lines:
             yield
         self.arguments += lines
 
     def call(self, *arguments: str, code: int = 0) -> Answer:
-        """Run labctl and keep its answer; require ``code`` or, except of `doctor`, success."""
+        """Run labctl, keep and return its answer; require exit code ``code`` (any code for `doctor`)."""
         answer = self.lab.call(*arguments)
         self.answers.append(answer)
         if code:
@@ -136,18 +138,18 @@ class SecretLab:
         return str(self.call(*RUN, "--json", "--launcher", launcher).json["run_id"])
 
     def crashed(self) -> str:
-        """Crash `environ` with secrets in its error, which `show` must redact; return the run's id."""
+        """Run `environ` so that it crashes with secrets in its error; check that `show` redacts; return its id."""
         self.call(*RUN, "--set", "end=crash", code=4)
         (run_id,) = self.lab.run_ids()[-1:]
         assert "RuntimeError: refused: [REDACTED]" in self.call("show", run_id).out
         return run_id
 
     def timed_out(self) -> str:
-        """Run into the time limit, after the ranks have printed; return the run's id."""
+        """Run `environ` into a limit of 10 s; return the run's id."""
         return str(self.call(*RUN, "--json", "--set", "end=hang", "--timeout", "10s", code=124).json["run_id"])
 
     def stopped(self) -> str:
-        """Kill labctl during a run and stop the run with another; return the run's id."""
+        """Kill labctl during a run, then look at the run and stop it with other commands; return its id."""
         with self.lab.start(*RUN, "--set", "end=hang") as running:
             wait_until(lambda: "it goes on" in running.err, 120, "the run is under way")
             (run_id,) = self.lab.run_ids()[-1:]
@@ -158,7 +160,7 @@ class SecretLab:
         return run_id
 
     def digests(self, launcher: str) -> dict[str, str]:
-        """Run `environ` under this launcher; return the digests of rank 0's environment."""
+        """Run `environ` under this launcher; return name -> SHA-256 of rank 0's variables and its token file."""
         path = self.lab.path / "runs" / self.run(launcher) / "environ-0.json"
         digest_by_name: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
         return digest_by_name
@@ -166,7 +168,7 @@ class SecretLab:
 
 @pytest.fixture(scope="module")
 def secret_lab(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[SecretLab]:
-    """A lab of one node, with a token, secret variables and variables with odd values."""
+    """Yield a lab of one node, up, with a token, secret variables and variables with odd values."""
     extra = {f"LAB_ENV_{name}": value for name, value in odd_values().items()}
     lab = new_lab(
         {
@@ -183,7 +185,7 @@ def secret_lab(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator
 
 @pytest.fixture(scope="module")
 def runs(secret_lab: SecretLab) -> list[str]:
-    """Ids of a crashed run and a passed one, after all commands that can show them."""
+    """Return ids of a crashed and a passed run, after all commands that can show them."""
     with secret_lab.watched():
         made = [secret_lab.crashed(), secret_lab.run("mpirun")]
         for arguments in (
@@ -196,18 +198,21 @@ def runs(secret_lab: SecretLab) -> list[str]:
 
 @pytest.mark.parametrize("node", ["launcher", "worker-0"])
 def test_a_container_has_every_value_byte_for_byte(secret_lab: SecretLab, node: str) -> None:
+    """All ODD_* variables are unchanged in `docker inspect` and `env -0` of the container."""
     configured = dict(entry.split("=", 1) for entry in secret_lab.lab.containers()[node].attrs["Config"]["Env"])
     assert only_odd(configured) == odd_values()
     assert only_odd(variables(secret_lab.lab.inside_bytes(node, "env", "-0"))) == odd_values()
 
 
 def test_a_session_over_ssh_has_every_value_byte_for_byte(secret_lab: SecretLab) -> None:
+    """All ODD_* variables are unchanged in `ssh worker-0 env -0`."""
     answer = secret_lab.lab.call("exec", "--", "ssh", "worker-0", "env", "-0").expect(0)
     assert only_odd(variables(answer.stdout)) == odd_values()
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_has_every_value_byte_for_byte_and_can_read_the_secrets(secret_lab: SecretLab, launcher: str) -> None:
+    """Under each launcher a rank has all ODD_* variables, the API key and the token file."""
     digests = secret_lab.digests(launcher)
     assert only_odd(digests) == {name: digest(value) for name, value in odd_values().items()}
     assert digests["WANDB_API_KEY"] == digest(API_KEY)
@@ -225,13 +230,16 @@ class TestNobodyElseSees:
     """A secret in all places where it might appear."""
 
     def test_what_labctl_says(self, secret_lab: SecretLab) -> None:
+        """No stdout or stderr of labctl has a secret."""
         for answer in secret_lab.answers:
             assert secrets_in(answer.out, answer.err) == [], answer.command
 
     def test_the_records_of_runs(self, secret_lab: SecretLab, runs: list[str]) -> None:
+        """The runs printed their secrets as [REDACTED], and no file of a record has one."""
         are_redacted(secret_lab, *runs)
 
     def test_files_but_the_private_ones(self, secret_lab: SecretLab) -> None:
+        """Only files of mode 0600 in a `secrets` folder of mode 0700 have a secret."""
         paths = files_with_secrets(secret_lab.lab.path / ".lab", secret_lab.lab.path / "started")
         assert paths
         assert paths == [path for path in paths if path.parent.name == "secrets"]
@@ -240,6 +248,7 @@ class TestNobodyElseSees:
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
     def test_docker(self, secret_lab: SecretLab, image: str) -> None:
+        """No secret in inspect of image, containers and networks, image history, or container logs."""
         made_from = secret_lab.lab.engine.images.get(image)
         shown = [made_from.attrs, made_from.history()]
         shown += [item.attrs for item in (*secret_lab.lab.containers().values(), *secret_lab.lab.networks())]
@@ -248,6 +257,7 @@ class TestNobodyElseSees:
             assert secrets_in(container.logs().decode("utf-8", "replace")) == []
 
     def test_compose(self, secret_lab: SecretLab) -> None:
+        """`docker compose config` of a node shows no secret."""
         for form in ("yaml", "json"):
             shown = subprocess.run(
                 ["docker", "compose", "-f", ".lab/nodes/worker-0/compose.yml", "config", "--format", form],
@@ -259,11 +269,13 @@ class TestNobodyElseSees:
             assert secrets_in((shown.stdout + shown.stderr).replace("$$", "$")) == []
 
     def test_arguments_of_processes(self, secret_lab: SecretLab) -> None:
+        """No command line seen during labctl's commands has a secret; the control word was seen."""
         assert any(CONTROL in line for line in secret_lab.arguments)
         assert secrets_in(*secret_lab.arguments) == []
 
 
 def test_a_run_that_is_ended_records_no_secret(secret_lab: SecretLab) -> None:
+    """After a timeout and a stop, no secret is in records, output of labctl, or command lines."""
     answers, commands = len(secret_lab.answers), len(secret_lab.arguments)
     with secret_lab.watched():
         are_redacted(secret_lab, secret_lab.timed_out(), secret_lab.stopped())
@@ -276,7 +288,7 @@ def test_a_run_that_is_ended_records_no_secret(secret_lab: SecretLab) -> None:
 
 
 def are_redacted(secret_lab: SecretLab, *run_ids: str) -> None:
-    """Check that the ranks of these runs printed secrets, and that no file of any run contains one."""
+    """Assert that these runs printed their secrets as [REDACTED], and that no file of any run has one."""
     for run_id in run_ids:
         output = (secret_lab.lab.path / "runs" / run_id / "output.log").read_text(encoding="utf-8")
         assert "WANDB_API_KEY is [REDACTED]" in output
@@ -285,12 +297,14 @@ def are_redacted(secret_lab: SecretLab, *run_ids: str) -> None:
 
 
 def test_config_says_that_a_secret_is_set_and_no_more(secret_lab: SecretLab) -> None:
+    """`config` shows `set` for the token and the API key, and .env as the origin."""
     rows = {row["key"]: row for row in secret_lab.lab.call("config", "--json").expect(0).json["settings"]}
     assert rows["HF_TOKEN"]["value"] == rows["LAB_ENV_WANDB_API_KEY"]["value"] == "set"
     assert rows["HF_TOKEN"]["origin"].startswith(".env:")
 
 
 def test_secrets_are_in_the_environment_of_no_container(secret_lab: SecretLab) -> None:
+    """`env -0` in each container has no WANDB_API_KEY."""
     for node in secret_lab.lab.containers():
         assert "WANDB_API_KEY" not in variables(secret_lab.lab.inside_bytes(node, "env", "-0"))
 

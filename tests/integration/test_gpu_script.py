@@ -20,6 +20,7 @@ PARTS = ("copy-bandwidth", "allreduce", "opt-125m")
 
 
 def test_every_part_that_needs_no_gpu_leaves_its_figures(engine: DockerClient, image: str, tmp_path: Path) -> None:
+    """tests/gpu/measure.sh --toy in the image, without network, writes figures of three workloads."""
     wheels, out = tmp_path / "wheels", tmp_path / "out"
     out.mkdir()
     # labctl's own packages; the image's Python has the others.

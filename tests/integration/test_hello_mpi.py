@@ -22,6 +22,7 @@ echo "code $?"
 
 
 def test_every_slot_answers(lab: Lab) -> None:
+    """hello-mpi under mpirun prints a greeting and an answer of both ranks, with the name of each node."""
     first = lab.call("run", "hello-mpi", "--json").expect(0)
     assert first.json["launcher"] == "mpirun"
     assert first.json["metrics"]["answers"]["value"] == first.json["world_size"] == 2
@@ -31,6 +32,7 @@ def test_every_slot_answers(lab: Lab) -> None:
 
 
 def test_a_rank_that_does_not_answer_is_named(lab: Lab) -> None:
+    """Rank 1 joins and never answers: rank 0 names it after 1 s, and the exit code is 3."""
     output = lab.inside("launcher", "bash", "-c", SILENT_RANK)
     assert "no answer from rank 1 within 1 s" in output
     assert "ranks answered: 1 of 2" in output
@@ -38,6 +40,7 @@ def test_a_rank_that_does_not_answer_is_named(lab: Lab) -> None:
 
 
 def test_a_library_that_does_not_see_the_ranks_that_were_started_is_said(lab: Lab) -> None:
+    """WORLD_SIZE 5 with two MPI ranks: the program says so and exits with code 4."""
     output = lab.inside("launcher", "bash", "-c", FOREIGN_MPI)
     assert "5 ranks were started, MPI sees 2" in output
     assert "code 4" in output.splitlines()

@@ -24,7 +24,7 @@ VARIABLE = r'a b  $HOME \ "q" * `id` ; é -x'
 
 @pytest.fixture(scope="session")
 def horovod_image(engine: DockerClient, new_lab: Callable[[dict[str, str]], Lab]) -> str:
-    """Name of the Horovod image, built if missing."""
+    """Return the name of the Horovod image; build it if it is missing."""
     if not engine.images.list(filters={"reference": f"{IMAGE}:latest"}):
         new_lab({}).call("build", "--workload", "mnist-horovod", limit=3600).expect(0)
     return IMAGE
@@ -49,6 +49,7 @@ def horovod_lab(horovod_image: str, new_lab: Callable[[dict[str, str]], Lab]) ->
     ],
 )
 def test_the_loss_falls_on_all_ranks_together(horovod_lab: Lab, workload: str, way: str) -> None:
+    """MNIST over Horovod with Gloo or MPI passes on two nodes: the loss falls, the accuracy is above 0.7."""
     answer = horovod_lab.call("run", workload, "--launcher", f"horovod:{way}", *SHORT, "--json", limit=600)
     result = answer.expect(0).json
     assert (result["verdict"], result["launcher"].partition(":")[0]) == ("PASS", "horovod")
@@ -66,7 +67,7 @@ def test_the_loss_falls_on_all_ranks_together(horovod_lab: Lab, workload: str, w
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a repository with a script, a module and a command that say what they were started with."""
+    """Make a repository with a script, a module and a command that print how they were started; return its path."""
     return repositories.make(tmp_path_factory.mktemp("projects") / "my repo")
 
 
@@ -82,6 +83,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_has_its_words_and_variables_as_they_are_given(
     horovod_lab: Lab, repository: Path, launcher: str, program: tuple[str, ...]
 ) -> None:
+    """Arguments and a variable with special characters reach both Horovod ranks unchanged."""
     command = ("run", *TWO, "--launcher", launcher, "--json", *program, *WORDS)
     shown = said(horovod_lab, horovod_lab.call(*command, here=repository).expect(0).json)
     assert [(entry["rank"], entry["world"]) for entry in shown] == [("0", "2"), ("1", "2")]
@@ -94,6 +96,7 @@ def test_a_program_has_its_words_and_variables_as_they_are_given(
 def test_what_is_started_by_node_or_once_has_its_words_as_they_are_given(
     horovod_lab: Lab, repository: Path, flag: str, ranks: list[str | None]
 ) -> None:
+    """With --per-node or --once, arguments and a variable arrive unchanged."""
     command = ("run", *TWO, flag, "--json", "-m", "package.says", "--project", str(repository), "--", *WORDS)
     shown = said(horovod_lab, horovod_lab.call(*command).expect(0).json)
     assert [entry["rank"] for entry in shown] == ranks
@@ -103,6 +106,7 @@ def test_what_is_started_by_node_or_once_has_its_words_as_they_are_given(
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["mnist-horovod", "mnist-horovod-torch"])
 def test_a_rehearsal_needs_no_images(horovod_lab: Lab, workload: str) -> None:
+    """A rehearsal passes with generated images, and its log says so."""
     result = horovod_lab.call("run", workload, *TWO, "--rehearse", "--json", limit=300).expect(0).json
     assert result["verdict"] == "PASS"
     assert "data: generated" in (horovod_lab.path / "runs" / result["run_id"] / "output.log").read_text()
@@ -110,6 +114,7 @@ def test_a_rehearsal_needs_no_images(horovod_lab: Lab, workload: str) -> None:
 
 @pytest.mark.slow
 def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(horovod_lab: Lab) -> None:
+    """A broken mnist.npz in the cache: exit code 4, and the message says it."""
     cache = horovod_lab.path / "cache/mnist"
     cache.mkdir()
     (cache / "mnist.npz").write_text("<html>not here</html>")
@@ -127,6 +132,7 @@ def test_images_in_the_cache_go_before_the_packages_and_broken_ones_are_refused(
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 @pytest.mark.parametrize("launcher", WAYS)
 def test_every_one_of_so_many_nodes_has_its_rank(horovod_lab: Lab, launcher: str, nodes: int) -> None:
+    """`hello` under Horovod on 1, 2 and 4 nodes has rank N on worker-N."""
     names = [f"worker-{number}" for number in range(nodes)]
     argv = ("run", "hello", "--launcher", launcher, "--include", "@".join(names), "--json")
     document = horovod_lab.call(*argv).expect(0).json
@@ -136,6 +142,7 @@ def test_every_one_of_so_many_nodes_has_its_rank(horovod_lab: Lab, launcher: str
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", WAYS)
 def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(horovod_lab: Lab, launcher: str) -> None:
+    """Ctrl-C during a Horovod run: exit code 130, cause interrupted, no process is left."""
     with horovod_lab.stubborn_run("--launcher", launcher, *TWO, "--json") as (running, run_id):
         running.press()
         answer = running.answer(30)
@@ -146,6 +153,7 @@ def test_ctrl_c_ends_the_run_and_leaves_nothing_of_it(horovod_lab: Lab, launcher
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", WAYS)
 def test_the_time_limit_ends_even_what_does_not_listen(horovod_lab: Lab, launcher: str) -> None:
+    """Ranks ignore signals and `--timeout` is 12 s: exit code 124, no process is left."""
     argv = ("run", "stubborn", "--launcher", launcher, *TWO, "--timeout", "12", "--json")
     answer = horovod_lab.call(*argv, limit=60)
     assert (answer.code, answer.json["cause"]) == (124, "timeout")
@@ -155,6 +163,7 @@ def test_the_time_limit_ends_even_what_does_not_listen(horovod_lab: Lab, launche
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", WAYS)
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(horovod_lab: Lab, launcher: str) -> None:
+    """Kill worker-1 during a Horovod run: exit code 4, cause node-lost, worker-1 and rank 1 are named."""
     with horovod_lab.stubborn_run("--launcher", launcher, *TWO, "--json") as (running, run_id):
         horovod_lab.containers()["worker-1"].kill("SIGKILL")
         answer = running.answer(30)

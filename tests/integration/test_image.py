@@ -43,7 +43,7 @@ LIBRARY = b"\x7fELF"
 
 
 def layers(engine: DockerClient, image: str) -> Iterator[tuple[str, str, bytes]]:
-    """Yield layer, path and content of each entry in the image's layers; the content of big files is left empty."""
+    """Yield layer, path and content of each entry in the image's layers; the content of big files is empty."""
     with (
         closing(engine.api.get_image(image, chunk_size=BLOCK)) as response,
         tarfile.open(fileobj=cast(IO[bytes], Chunks(response)), mode="r|", bufsize=BLOCK) as saved,
@@ -66,7 +66,7 @@ class Chunks:
         self._chunks, self._rest = iter(chunks), b""
 
     def read(self, size: int) -> bytes:
-        """Return ``size`` bytes, fewer at the end."""
+        """Return ``size`` bytes of the stream, fewer at its end."""
         parts, have = [self._rest], len(self._rest)
         while have < size:
             chunk = next(self._chunks, None)
@@ -80,18 +80,20 @@ class Chunks:
 
 
 def credentials_of_this_host() -> set[bytes]:
-    """Return the passwords in addresses of pip's configuration and of the environment."""
+    """Return the passwords in URLs of pip's configuration and of the environment."""
     pip = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=False).stdout
     addresses = re.findall(r"https?://[^\s'\"]+", " ".join((pip, *os.environ.values())))
     return {password.encode() for word in addresses if (password := urlsplit(word).password)}
 
 
 def test_the_search_knows_a_key_when_it_sees_one() -> None:
+    """The pattern KEYS finds a new private key in OpenSSH and PKCS8 form."""
     for form in (PrivateFormat.OpenSSH, PrivateFormat.PKCS8):
         assert KEYS.search(Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, form, NoEncryption()))
 
 
 def test_no_layer_holds_a_key_or_a_credential(engine: DockerClient, image: str) -> None:
+    """No file of any layer has a credential's name, a private key, or a password in a URL or of this host."""
     passwords = credentials_of_this_host()
     findings, files, members = [], 0, set()
     for layer, name, content in layers(engine, image):
@@ -110,6 +112,7 @@ def test_no_layer_holds_a_key_or_a_credential(engine: DockerClient, image: str) 
 
 
 def test_the_history_and_the_configuration_hold_no_credential(engine: DockerClient, image: str) -> None:
+    """No password in a URL or of this host is in the image's history and attributes."""
     built = engine.images.get(image)
     shown = json.dumps([built.history(), built.attrs]).encode()
     assert not USER_IN_URL.search(shown)
@@ -117,6 +120,7 @@ def test_the_history_and_the_configuration_hold_no_credential(engine: DockerClie
 
 
 def test_the_bill_of_materials_has_what_the_lock_pins_and_what_debian_installed(image: str, tmp_path: Path) -> None:
+    """The SBOM of labctl/cpu lists the lock's packages and Debian's, each once."""
     if image != "labctl/cpu":
         pytest.skip("LAB_IMAGE is installed from another lock")
     count = sbom.write(image, tmp_path / "sbom.json")

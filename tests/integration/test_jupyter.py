@@ -46,7 +46,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def serving(new_lab: Callable[[dict[str, str]], Lab], image: str) -> Iterator[Lab]:
-    """A lab, up, with a stand-in for a notebook server in its worker, and none in its launcher."""
+    """Yield a lab, up, with a stand-in for jupyter-lab in its worker and none in its launcher."""
     lab = new_lab({"LAB_NODES": "1"})
     lab.call("up").expect(0)
     packed = io.BytesIO()
@@ -68,6 +68,7 @@ def jupyter(lab: Lab, limit: float = 120) -> Iterator[tuple[Running, str]]:
     with lab.start("jupyter") as running:
 
         def url() -> str:
+            """Return the URL that labctl has printed, empty before; fail if labctl has ended."""
             assert running.process.poll() is None, running.err
             return running.out.strip()
 
@@ -75,15 +76,18 @@ def jupyter(lab: Lab, limit: float = 120) -> Iterator[tuple[Running, str]]:
 
 
 def processes(lab: Lab) -> list[str]:
+    """List the command lines of worker-0's processes."""
     return [row[-1] for row in lab.containers()[NODE].top()["Processes"]]
 
 
 def get(url: str) -> str:
+    """Return the body at a URL."""
     with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - http, as the URL's test says
         return str(answer.read().decode())
 
 
 def test_the_url_leads_to_the_server_and_holds_its_token(serving: Lab) -> None:
+    """The URL has a loopback port from 8888 on and the token of the server that answers there."""
     with jupyter(serving) as (_, url):
         match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\S{32})", url)
         assert match, url
@@ -92,6 +96,7 @@ def test_the_url_leads_to_the_server_and_holds_its_token(serving: Lab) -> None:
 
 
 def test_the_token_is_only_where_the_person_reads_it(serving: Lab) -> None:
+    """The token is in no process's arguments, docker inspect, log, stderr or file of the lab."""
     with jupyter(serving) as (running, url):
         token = url.partition("token=")[2]
         arguments = []
@@ -111,7 +116,10 @@ def test_the_token_is_only_where_the_person_reads_it(serving: Lab) -> None:
 
 
 def test_nobody_else_in_the_labs_network_can_connect(serving: Lab) -> None:
+    """The server opens no TCP port in its node, and the folder of its socket has mode 0700."""
+
     def listening() -> str:
+        """Return the addresses of listening TCP sockets in worker-0."""
         return serving.inside(NODE, "sh", "-c", "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" {print $2}'")
 
     before = listening()
@@ -121,6 +129,7 @@ def test_nobody_else_in_the_labs_network_can_connect(serving: Lab) -> None:
 
 
 def test_ctrl_c_ends_the_server_its_kernels_and_the_relay(serving: Lab) -> None:
+    """Ctrl-C: exit code 130, no server, kernel, port or socket is left."""
     with jupyter(serving) as (running, url):
         assert "sleep 86000" in processes(serving)
         running.press(signal.SIGINT)
@@ -136,6 +145,7 @@ def test_ctrl_c_ends_the_server_its_kernels_and_the_relay(serving: Lab) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_labctl_leaves_no_server_and_the_next_one_starts(serving: Lab, number: signal.Signals) -> None:
+    """After SIGTERM or SIGKILL of labctl the server ends, and another `jupyter` works."""
     with jupyter(serving) as (running, _):
         running.press(number)
         assert running.ends_within(60)
@@ -147,12 +157,14 @@ def test_a_killed_labctl_leaves_no_server_and_the_next_one_starts(serving: Lab, 
 
 
 def test_a_second_one_on_the_same_node_is_refused(serving: Lab) -> None:
+    """A second `jupyter` on the node exits with 2, and the first one still answers."""
     with jupyter(serving) as (_, url):
         assert f"{NODE} has a notebook server" in serving.call("jupyter").expect(2).err
         assert get(url)
 
 
 def test_a_port_that_is_taken_is_refused(serving: Lab) -> None:
+    """`--port` of a port in use: exit code 3, and stderr names the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         # Another test's server may still be ending.
@@ -165,6 +177,7 @@ def test_a_port_that_is_taken_is_refused(serving: Lab) -> None:
 
 
 def test_an_image_without_jupyter_is_refused_with_what_to_do(serving: Lab) -> None:
+    """A node without jupyter: exit code 3, nothing on stdout, and `labctl build` as the hint."""
     answer = serving.call("jupyter", "--node", "launcher").expect(3)
     assert "the image of launcher has no Jupyter" in answer.err
     assert "labctl build" in answer.err
@@ -175,6 +188,7 @@ def test_an_image_without_jupyter_is_refused_with_what_to_do(serving: Lab) -> No
 
 
 def test_a_kernel_computes_over_the_relay(lab: Lab) -> None:
+    """With the image's own jupyter-lab, a kernel prints a product, the user's uid and the node's name."""
     container = lab.containers()[NODE]
     if container.exec_run(["sh", "-c", "command -v jupyter-lab"])[0]:
         pytest.skip("the image has no jupyter-lab")
@@ -194,7 +208,7 @@ def test_a_kernel_computes_over_the_relay(lab: Lab) -> None:
 
 
 def execute(code: str) -> dict[str, Any]:
-    """Build the `execute_request` that runs this code in a kernel; jupyter-client.readthedocs.io, messaging."""
+    """Return the `execute_request` that runs this code in a kernel; jupyter-client.readthedocs.io, messaging."""
     header = {
         "msg_id": uuid.uuid4().hex,
         "msg_type": "execute_request",
@@ -210,6 +224,7 @@ class Websocket:
     """A minimal web socket client (RFC 6455) for a kernel's messages."""
 
     def __init__(self, address: tuple[str, int], path: str) -> None:
+        """Connect to the address and open a web socket at the path; assert that the server accepts it."""
         self._socket = socket.create_connection(address, 60)
         self._stream = self._socket.makefile("rb")
         key = base64.b64encode(os.urandom(16)).decode()
@@ -234,7 +249,7 @@ class Websocket:
         self._socket.sendall(struct.pack("!BBH4x", 0x81, 0x80 | 126, len(data)) + data)
 
     def receive(self) -> dict[str, Any]:
-        """Return the message of the next text frame; skip other frames."""
+        """Return the JSON message of the next text frame; skip other frames."""
         while True:
             kind, size = struct.unpack("!BB", self._stream.read(2))
             if size >= 126:

@@ -40,13 +40,13 @@ KINDS = ("MPIJob", "Pod", "ConfigMap", "Secret", "Service")
 
 
 def labelled(operator: Operator, lab: Lab) -> list[str]:
-    """List kind and name of a lab's objects in the cluster, found by the name prefix of its jobs."""
+    """List `KIND NAME` of the jobs, pods, config maps, secrets and services that begin with the lab's name."""
     names = [(kind, name) for kind in KINDS for name in operator.objects(kind)]
     return [f"{kind} {name}" for kind, name in names if name.startswith(f"{lab.name}-")]
 
 
 def pods(operator: Operator, lab: Lab) -> dict[str, dict[str, Any]]:
-    """Return the pods of a lab's run that are not being deleted, by the end of their names, such as ``worker-1``."""
+    """Return the lab's pods that are not being deleted, by the end of their names, such as ``worker-1``."""
     by_name = {}
     for name, pod in operator.objects("Pod").items():
         if name.startswith(f"{lab.name}-") and "deletionTimestamp" not in pod["metadata"]:
@@ -56,17 +56,19 @@ def pods(operator: Operator, lab: Lab) -> dict[str, dict[str, Any]]:
 
 
 def verdict(answer: Answer) -> tuple[str, str | None]:
+    """Return verdict and cause of an answer's JSON."""
     return answer.json["verdict"], answer.json["cause"]
 
 
 def stubborn(lab: Lab) -> Iterator[Running]:
-    """Start a run that never ends by itself; yield it once its ranks are up; then kill its labctl."""
+    """Start a run that never ends by itself; yield it once both ranks are up; then kill its labctl."""
     with lab.start("run", "stubborn", "--json") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, f"both ranks are up:\n{running.err}")
         yield running
 
 
 def test_two_pods_answer_and_the_record_is_here(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    """hello-mpi passes on two pods; output, rank logs and manifests are in the record, the token is not."""
     lab = cluster_lab(HF_TOKEN=CANARY)
     result = lab.call("run", "hello-mpi", "--json").expect(0).json
     assert result["verdict"] == "PASS"
@@ -84,6 +86,7 @@ def test_two_pods_answer_and_the_record_is_here(cluster_lab: ClusterLabs, operat
 
 
 def test_training_on_two_pods_passes(cluster_lab: ClusterLabs) -> None:
+    """A rehearsal of opt-tiny on two pods passes with a throughput above 0."""
     answer = cluster_lab().call("run", "opt-tiny", "--rehearse", "--json").expect(0)
     assert answer.json["world_size"] == 2
     assert answer.json["metrics"]["throughput"]["value"] > 0
@@ -92,6 +95,7 @@ def test_training_on_two_pods_passes(cluster_lab: ClusterLabs) -> None:
 def test_a_batch_runs_on_the_clusters_nodes_and_a_run_of_it_is_replayed(
     cluster_lab: ClusterLabs, operator: Operator
 ) -> None:
+    """A hostfile of the cluster's node gives one passed job on that node, and its replay passes."""
     lab = cluster_lab()
     made = lab.call("hostfiles", "--size", "1", "--out", "nodes", "--json").expect(0).json
     (node,) = operator.objects("Node")
@@ -106,6 +110,7 @@ def test_a_batch_runs_on_the_clusters_nodes_and_a_run_of_it_is_replayed(
 
 
 def test_the_steps_of_a_run_and_what_its_pods_use_are_shown(cluster_lab: ClusterLabs) -> None:
+    """`top` shows the memory of both workers during a run; the record keeps their samples."""
     lab = cluster_lab()
     with lab.start("run", "stubborn", "--json") as running:
         wait_until(lambda: running.err.count("does not listen") == 2, 120, "both ranks are up")
@@ -119,12 +124,13 @@ def test_the_steps_of_a_run_and_what_its_pods_use_are_shown(cluster_lab: Cluster
 
 
 def sampled(lab: Lab) -> Any:
-    """Return what `top` shows if it has samples of every node; else None."""
+    """Return the JSON of `top` if each node in it has a value for memory; else None."""
     view = lab.call("top", "--json").expect(0).json
     return view if all("memory" in node["values"] for node in view["nodes"]) else None
 
 
 def test_a_run_whose_steps_stop_is_ended_with_the_stacks_of_its_ranks(cluster_lab: ClusterLabs) -> None:
+    """Steps stop with LAB_STALL_SECONDS=5: cause stalled, exit code 124, two stack files."""
     lab = cluster_lab(LAB_STALL_SECONDS="5")
     (lab.path / "stops.py").write_text(STOPS)
     answer = lab.call("run", "--script", "stops.py", "--launcher", "mpirun", "--json")
@@ -135,6 +141,7 @@ def test_a_run_whose_steps_stop_is_ended_with_the_stacks_of_its_ranks(cluster_la
 
 
 def test_a_token_is_in_the_secret_alone(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    """HF_TOKEN is in the run's Secret, plain or in base64, and in no other object of it."""
     lab = cluster_lab(HF_TOKEN=CANARY)
     run_id = lab.call("run", "stubborn", "--detach", "--json").expect(0).json["run_id"]
     wait_until(lambda: "launcher" in pods(operator, lab), 60, "the launcher is made")
@@ -145,6 +152,7 @@ def test_a_token_is_in_the_secret_alone(cluster_lab: ClusterLabs, operator: Oper
 
 
 def test_a_detached_run_is_looked_at_entered_and_stopped(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    """status, exec, logs and attach work on the pods of a detached run, and `stop` ends it as interrupted."""
     lab = cluster_lab()
     run_id = lab.call("run", "stubborn", "--detach", "--json").expect(0).json["run_id"]
     wait_until(lambda: lab.call("status", "--json").json["state"] == "up", 60, "its pods run")
@@ -167,11 +175,13 @@ def test_a_detached_run_is_looked_at_entered_and_stopped(cluster_lab: ClusterLab
 
 
 def cores(operator: Operator) -> int:
+    """Return the number of allocatable CPUs of the cluster's only node."""
     (node,) = operator.kind("Node").get().to_dict()["items"]
     return int(node["status"]["allocatable"]["cpu"])
 
 
 def test_a_worker_that_no_node_can_ever_hold_is_refused(cluster_lab: ClusterLabs) -> None:
+    """A node selector that no node matches: exit code 3 and no record of a run."""
     lab = cluster_lab(LAB_K8S_NODE_SELECTOR="example.com/nowhere=7")
     answer = lab.call("run", "hello-mpi").expect(3)
     assert "no node can hold a worker" in answer.err
@@ -179,6 +189,7 @@ def test_a_worker_that_no_node_can_ever_hold_is_refused(cluster_lab: ClusterLabs
 
 
 def test_a_run_that_finds_no_place_says_what_the_scheduler_says(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    """Both workers do not fit: exit code 3, cause does-not-fit, with the scheduler's words."""
     # The node has room for one worker, but not for both.
     lab = cluster_lab(LAB_K8S_CPU=f"{cores(operator) * 600}m", LAB_K8S_PATIENCE="10")
     answer = lab.call("run", "hello-mpi", "--json").expect(3)
@@ -188,6 +199,7 @@ def test_a_run_that_finds_no_place_says_what_the_scheduler_says(cluster_lab: Clu
 
 
 def test_an_image_that_the_cluster_does_not_get_is_named(cluster_lab: ClusterLabs) -> None:
+    """An image that does not exist: exit code 3, cause no-image, with the image's name."""
     lab = cluster_lab(LAB_IMAGE="labctl/nowhere:1", LAB_K8S_PATIENCE="15")
     answer = lab.call("run", "hello-mpi", "--json").expect(3)
     assert verdict(answer) == ("ERROR", "no-image")
@@ -195,12 +207,14 @@ def test_an_image_that_the_cluster_does_not_get_is_named(cluster_lab: ClusterLab
 
 
 def test_a_rank_that_fails_ends_the_run(cluster_lab: ClusterLabs) -> None:
+    """Rank 1 exits with code 7: exit code 4, cause rank-crashed, with node and code."""
     answer = cluster_lab().call("run", "crash", "--json").expect(4)
     assert verdict(answer) == ("ERROR", "rank-crashed")
     assert "on worker-1 exited with code 7" in answer.json["message"]
 
 
 def test_a_worker_that_is_lost_ends_the_run(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    """Delete the pod of worker-1 during the run: exit code 4, cause node-lost, worker-1 is named."""
     lab = cluster_lab()
     for running in stubborn(lab):
         name = pods(operator, lab)["worker-1"]["metadata"]["name"]
@@ -211,12 +225,14 @@ def test_a_worker_that_is_lost_ends_the_run(cluster_lab: ClusterLabs, operator: 
 
 
 def test_a_run_ends_with_its_time(cluster_lab: ClusterLabs) -> None:
+    """`--timeout 12s` with ranks that never end: exit code 124, cause timeout."""
     answer = cluster_lab().call("run", "stubborn", "--timeout", "12s", "--json").expect(124)
     assert verdict(answer) == ("ERROR", "timeout")
     assert "12 s" in answer.json["message"]
 
 
 def test_the_clusters_own_limit_is_a_timeout(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    """Set activeDeadlineSeconds of the launcher's Job to 1 during the run: exit code 124, cause timeout."""
     lab = cluster_lab()
     for running in stubborn(lab):
         (name,) = [name for name in operator.objects("Job") if name.startswith(f"{lab.name}-")]
@@ -225,6 +241,7 @@ def test_the_clusters_own_limit_is_a_timeout(cluster_lab: ClusterLabs, operator:
 
 
 def test_a_job_that_somebody_deletes_is_said_to_be_deleted(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    """Delete the MPIJob during the run: exit code 130, cause interrupted, the job is named."""
     lab = cluster_lab()
     for running in stubborn(lab):
         (name,) = [name for name in operator.objects("MPIJob") if name.startswith(f"{lab.name}-")]
@@ -235,6 +252,7 @@ def test_a_job_that_somebody_deletes_is_said_to_be_deleted(cluster_lab: ClusterL
 
 
 def test_ctrl_c_ends_the_job(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    """Ctrl-C during the run: exit code 130, its pods end, and nothing of the lab is left after `down`."""
     lab = cluster_lab()
     for running in stubborn(lab):
         running.press(signal.SIGINT)
@@ -247,6 +265,7 @@ def test_ctrl_c_ends_the_job(cluster_lab: ClusterLabs, operator: Operator) -> No
 def test_a_run_outlives_an_api_server_that_is_gone_for_a_while(
     cluster_lab: ClusterLabs, kubeconfig: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    """Cut the connection to the API server during training: the run passes, each line comes once."""
     lab = cluster_lab()
     content = yaml.safe_load(kubeconfig.read_text())
     server = urlsplit(content["clusters"][0]["cluster"]["server"])
@@ -278,7 +297,7 @@ print("weights", Path("/storage/models/acme/tiny/model.safetensors").stat().st_s
 
 @pytest.fixture
 def volume(operator: Operator, tmp_path: Path) -> Iterator[Path]:
-    """A directory of the node as the volume of a storage class, writable by pods on all nodes."""
+    """Create a PersistentVolume with its own storage class on a directory of this machine; yield the directory."""
     directory = tmp_path / f"volume-of-{operator.namespace}"
     directory.mkdir()
     directory.chmod(0o777)
@@ -297,6 +316,7 @@ def volume(operator: Operator, tmp_path: Path) -> Iterator[Path]:
 def test_a_model_is_downloaded_to_the_claim_and_found_there_by_name(
     cluster_lab: ClusterLabs, operator: Operator, volume: Path
 ) -> None:
+    """`cache --model` writes to the claim, a run reads it there, a wrong token gets exit code 3."""
     weights = bytes(range(256)) * 1000
     hub = FakeHub(models={"acme/tiny": {"config.json": b"{}", "model.safetensors": weights}}, token=CANARY)
     storage = {"LAB_K8S_STORAGE_SIZE": "1g", "LAB_K8S_STORAGE_CLASS": volume.name}
@@ -335,6 +355,7 @@ print("sum", hashlib.sha256(Path("two words é.bin").read_bytes()).hexdigest(), 
 def test_a_project_that_no_config_map_holds_goes_by_the_claim_once(
     cluster_lab: ClusterLabs, operator: Operator, volume: Path
 ) -> None:
+    """A project of 3 MB is copied to the claim for the run, and not again for its replay."""
     lab = cluster_lab(LAB_K8S_STORAGE_SIZE="1g", LAB_K8S_STORAGE_CLASS=volume.name)
     project, data = lab.path / "mine", os.urandom(3_000_000)
     project.mkdir()
@@ -351,6 +372,7 @@ def test_a_project_that_no_config_map_holds_goes_by_the_claim_once(
 
 
 def test_steps_by_hand_make_and_remove_the_same_job(cluster_lab: ClusterLabs, operator: Operator) -> None:
+    """`k8s submit` makes a job that succeeds; `k8s delete` removes its objects, and fails the second time."""
     lab = cluster_lab()
     made = lab.call("k8s", "submit", "hello-mpi", "--json").expect(0).json
     name = made["name"]
@@ -362,5 +384,6 @@ def test_steps_by_hand_make_and_remove_the_same_job(cluster_lab: ClusterLabs, op
 
 
 def _has_condition(operator: Operator, name: str, kind: str) -> bool:
+    """Return True if the MPIJob has this condition with status True."""
     conditions = operator.objects("MPIJob")[name].get("status", {}).get("conditions", ())
     return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)

@@ -23,6 +23,7 @@ LlamaForCausalLM(model.random_shape(64, len(tokenizer))).save_pretrained(sys.arg
 
 
 def test_the_rehearsal_trains_and_saves_adapters(lab: Lab) -> None:
+    """A rehearsal on two ranks lowers the perplexity and saves LoRA adapters with the declared shape."""
     result = lab.call("run", "lora-clm", *MPIRUN, "--rehearse", "--json", limit=1200).expect(0).json
     assert (result["verdict"], result["world_size"]) == ("PASS", 2)
     assert result["metrics"]["perplexity"]["last"] < result["metrics"]["perplexity"]["first"]
@@ -35,6 +36,7 @@ def test_the_rehearsal_trains_and_saves_adapters(lab: Lab) -> None:
 
 
 def test_a_model_and_instructions_of_ones_own_are_learnt_under_zero_3(lab: Lab) -> None:
+    """A tiny model and Alpaca data in the cache are trained with ZeRO 3; all checks pass."""
     lab.inside("worker-0", "python", "-c", MAKE_MODEL, "/workspace/outputs/model")
     (lab.path / "runs/.outputs/model").rename(lab.path / "cache" / "model")
     records = [{"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} for n in range(60)]
@@ -57,6 +59,7 @@ def test_a_model_and_instructions_of_ones_own_are_learnt_under_zero_3(lab: Lab) 
 
 
 def test_without_a_model_nothing_is_launched(lab: Lab) -> None:
+    """No model, or one without config.json: exit code 2 with the remedy, and no record of a run."""
     before = lab.run_ids()
     (lab.path / "cache" / "no-model").mkdir(exist_ok=True)
     answer = lab.call("run", "lora-clm", "--json").expect(2)

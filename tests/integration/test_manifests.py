@@ -42,6 +42,7 @@ GIVEN = {"model": "/storage/model", "actor": "/storage/actor", "critic": "/stora
 
 @pytest.fixture(scope="module")
 def api(kubeconfig: Path) -> Iterator[Api]:
+    """Yield an Api with a new namespace on the test cluster, whose kubeconfig is the default one meanwhile."""
     with pytest.MonkeyPatch.context() as patch, fresh_namespace(kubeconfig) as namespace:
         patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
         yield Api(namespace)
@@ -52,6 +53,7 @@ def api(kubeconfig: Path) -> Iterator[Api]:
 def test_the_server_takes_every_declared_workload(
     api: Api, tmp_path: Path, accelerator: str, kind: target.Kind
 ) -> None:
+    """The API server takes the manifests of 30 workloads or more as a dry run, per accelerator and kind."""
     if not definitions(api)[kind]:
         pytest.skip(f"the cluster knows no {kind}")
     given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": accelerator, "LAB_K8S_JOB": kind}
@@ -86,6 +88,7 @@ def test_the_server_takes_every_declared_workload(
 def test_the_server_takes_workers_on_nodes_by_name(
     api: Api, tmp_path: Path, kind: target.Kind, placement: job.Placement
 ) -> None:
+    """The API server accepts the job and the worker's pod with an affinity for, or against, nodes by name."""
     if not definitions(api)[kind]:
         pytest.skip(f"the cluster knows no {kind}")
     given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": "cpu", "LAB_K8S_JOB": kind}
@@ -105,6 +108,7 @@ def test_the_server_takes_workers_on_nodes_by_name(
 
 @pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
 def test_a_misspelt_field_is_refused(api: Api, tmp_path: Path, kind: target.Kind) -> None:
+    """The API server takes the job of matmul, and refuses it with an unknown field: kind and name are said."""
     if not definitions(api)[kind]:
         pytest.skip(f"the cluster knows no {kind}")
     given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": "cpu", "LAB_K8S_JOB": kind}

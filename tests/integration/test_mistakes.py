@@ -15,6 +15,7 @@ pytestmark = pytest.mark.docker
 def test_a_mistake_is_named_with_the_way_out_and_the_lab_stays(
     mistake: Mistake, lab: Lab, fresh_lab: Callable[..., Lab]
 ) -> None:
+    """Each planted mistake has its exit code, message and hint, and changes no container."""
     if mistake.setting:
         key, _, value = mistake.setting.partition("=")
         lab = fresh_lab(**{key: value})
@@ -30,6 +31,6 @@ def test_a_mistake_is_named_with_the_way_out_and_the_lab_stays(
 
 
 def started_quickly(typed: str) -> list[str]:
-    """Split a command into words; use mpirun for scripts, which takes half the time of torchrun."""
+    """Split a command into words; add `--launcher mpirun` if it has --script and no launcher."""
     argv = typed.split()
     return [*argv, "--launcher", "mpirun"] if "--script" in argv and "--launcher" not in argv else argv

@@ -13,7 +13,7 @@ LINE = re.compile(r"([a-z-]+ \w+) of (worker-\d): ([\d.]+) GB/s, median ([\d.]+)
 
 
 def rates(answer: Answer) -> dict[str, dict[str, float]]:
-    """Parse the best GB/s by measurement and node; check that no median is above its best."""
+    """Return measurement -> node -> best GB/s of the printed lines; assert that no median is above its best."""
     by_name: dict[str, dict[str, float]] = {}
     for name, node, best, median, _ in LINE.findall(answer.err):
         assert 0 < float(median) <= float(best)
@@ -41,6 +41,7 @@ def rates(answer: Answer) -> dict[str, dict[str, float]]:
     ],
 )
 def test_each_node_is_measured_and_the_slowest_is_the_metric(lab: Lab, workload: str, names: dict[str, str]) -> None:
+    """A rehearsal prints a rate per node; each metric is the lowest, whose node is named."""
     answer = lab.call("run", workload, "--rehearse", "--json").expect(0)
     measured = rates(answer)
     assert set(measured) == set(names.values())
@@ -60,6 +61,7 @@ def test_each_node_is_measured_and_the_slowest_is_the_metric(lab: Lab, workload:
 
 
 def test_a_node_without_an_accelerator_has_no_device_to_copy_to(lab: Lab) -> None:
+    """`--measure copy` without an accelerator says so and fails."""
     here = ("RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29611", "PYTHONPATH=workloads/common")
     script = "python workloads/node-bandwidth/node_bandwidth.py --measure copy 2>&1; echo code $?"
     output = lab.inside("worker-0", "env", *here, "bash", "-c", script)
@@ -68,6 +70,7 @@ def test_a_node_without_an_accelerator_has_no_device_to_copy_to(lab: Lab) -> Non
 
 
 def test_a_value_of_an_array_that_is_wrong_is_found(lab: Lab) -> None:
+    """`Stream.wrong` is empty, and after one element is changed it names the array and the values."""
     script = (
         "import memory\n"
         "stream = memory.Stream(1 << 20, 0)\n"

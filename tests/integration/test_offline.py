@@ -42,6 +42,7 @@ except training_text.InputError as error:
 def test_what_was_fetched_and_what_lambdas_scripts_have_cached_is_read_without_network(
     engine: DockerClient, image: str, tmp_path: Path
 ) -> None:
+    """Workloads find all of it in a container without network; a missing data set is named."""
     workload, shared = tmp_path / "workloads/reads", tmp_path / "shared"
     lambdas = shared / "huggingface/transformers/models--facebook--opt-1.3b/snapshots/08ab"
     for folder in (workload, lambdas, shared / "full-hh-rlhf"):

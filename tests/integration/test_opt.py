@@ -21,7 +21,7 @@ MPIRUN = ("--launcher", "mpirun")
 
 
 def metrics_of(answer: Answer) -> dict[str, Any]:
-    """Check that a run passed on two ranks, one per node, with plausible metrics; return the metrics."""
+    """Assert that a run passed on two ranks, one per node, with plausible metrics; return the metrics."""
     result = answer.expect(0).json
     assert result["verdict"] == "PASS"
     assert result["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
@@ -34,6 +34,7 @@ def metrics_of(answer: Answer) -> dict[str, Any]:
 
 @pytest.mark.smoke
 def test_fine_tuning_teaches_a_tiny_model_and_each_node_is_sampled(lab: Lab) -> None:
+    """opt-tiny lowers its loss by a fifth; CPU and memory of both nodes are sampled."""
     answer = lab.call("run", "opt-tiny", "--set", "steps=40", "--json", limit=LIMIT)
     metrics = metrics_of(answer)
     assert metrics["loss"]["last"] < 0.8 * metrics["loss"]["first"]
@@ -47,11 +48,13 @@ def test_fine_tuning_teaches_a_tiny_model_and_each_node_is_sampled(lab: Lab) -> 
 
 @pytest.mark.slow
 def test_a_reward_model_learns_which_answer_is_the_true_one(lab: Lab) -> None:
+    """opt-tiny-reward passes with an accuracy of 0.7 or more."""
     metrics = metrics_of(lab.call("run", "opt-tiny-reward", "--json", limit=LIMIT))
     assert metrics["accuracy"]["value"] >= 0.7
 
 
 def test_reinforcement_moves_the_actor_to_what_scores_better_and_leaves_the_hybrid_engine_out(lab: Lab) -> None:
+    """opt-tiny-rlhf gains reward; the hybrid engine is left out on CPUs."""
     hybrid = ("--set", "deepspeed.hybrid_engine.enabled=true")
     answer = lab.call("run", "opt-tiny-rlhf", *MPIRUN, *hybrid, "--set", "steps=20", "--json", limit=LIMIT)
     metrics = metrics_of(answer)
@@ -72,10 +75,12 @@ def test_reinforcement_moves_the_actor_to_what_scores_better_and_leaves_the_hybr
     ],
 )
 def test_a_big_model_is_rehearsed(lab: Lab, workload: str) -> None:
+    """A rehearsal of each big OPT workload passes on two CPU nodes."""
     metrics_of(lab.call("run", workload, "--rehearse", "--json", limit=LIMIT))
 
 
 def test_a_reward_model_is_rehearsed_and_a_key_of_the_configuration_reaches_it(lab: Lab) -> None:
+    """A rehearsal with `deepspeed.zero_optimization.stage=3` says ZeRO stage 3."""
     stage = ("--set", "deepspeed.zero_optimization.stage=3")
     answer = lab.call("run", "opt-350m_bs24", "--rehearse", *MPIRUN, *stage, "--json", limit=LIMIT)
     metrics_of(answer)
@@ -115,6 +120,7 @@ EXPECTED = [
 
 
 def test_ppo_is_what_the_papers_say(engine: DockerClient, image: str) -> None:
+    """Mask, rewards, advantages and losses of ppo, run in the image, equal values computed by hand."""
     output = engine.containers.run(
         image,
         ["-c", PPO],

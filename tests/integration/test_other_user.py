@@ -21,7 +21,7 @@ UID = 1234
 
 @pytest.fixture(scope="module")
 def theirs(engine: DockerClient, family: str, image: str) -> Iterator[Lab]:
-    """A lab, up, of a user who is not in /etc/passwd but may use the engine; skip the test if that is impossible."""
+    """Yield a lab, up, of a user who is not in /etc/passwd but may use the engine; skip if that is impossible."""
     socket = Path("/var/run/docker.sock")
     if os.geteuid() != 0 or not shutil.which("setpriv") or not socket.exists():
         pytest.skip("to act as another person takes root, setpriv and the engine's socket")
@@ -49,6 +49,7 @@ def theirs(engine: DockerClient, family: str, image: str) -> Iterator[Lab]:
 
 
 def test_a_person_without_root_brings_a_lab_up_and_runs(theirs: Lab) -> None:
+    """Ranks run with the user's uid, and all files of runs and .lab belong to it."""
     result = theirs.call("run", "hello", "--json").expect(0).json
     for rank in (0, 1):
         log = theirs.path / "runs" / result["run_id"] / f"ranks/rank-{rank}.log"
@@ -59,6 +60,7 @@ def test_a_person_without_root_brings_a_lab_up_and_runs(theirs: Lab) -> None:
 
 @pytest.mark.parametrize("node", ["launcher", "worker-0"])
 def test_they_are_themselves_in_every_container(theirs: Lab, node: str) -> None:
+    """exec in launcher and worker has the user's uid and the name lab."""
     assert theirs.call("exec", "--node", node, "--", "sh", "-c", "id -u; whoami").expect(0).out.split() == [
         str(UID),
         "lab",
@@ -66,10 +68,12 @@ def test_they_are_themselves_in_every_container(theirs: Lab, node: str) -> None:
 
 
 def test_they_are_themselves_over_ssh(theirs: Lab) -> None:
+    """ssh from the launcher to worker-1 has the user's uid."""
     assert theirs.call("exec", "--", "ssh", "worker-1", "id", "-u").expect(0).out == f"{UID}\n"
 
 
 def test_what_runs_in_a_worker_cannot_read_its_host_key(theirs: Lab) -> None:
+    """After a restart the user finds no private key in worker-1, by exec or ssh; root does."""
     theirs.containers()["worker-1"].restart(timeout=1)
     theirs.call("up").expect(0)
     search = "grep -rslF -- 'PRIVATE KEY-----' /etc /home /root /run /tmp /var/lib /proc/1/root/etc /proc/1/root/run; :"

@@ -19,6 +19,7 @@ services:
 
 
 def test_what_a_person_adds_to_a_service_is_there_until_it_is_taken_away(lab: Lab) -> None:
+    """compose.override.yml recreates worker-1 only; a misspelt key gives exit code 3."""
     before = lab.identities()
     file = lab.path / "compose.override.yml"
     file.write_text(OWN)

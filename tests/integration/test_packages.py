@@ -25,7 +25,7 @@ print("einops", einops.__version__, os.environ["WORD"])
 
 @pytest.fixture
 def added(tmp_path: Path) -> dict[str, str]:
-    """Return settings of a lab with data, an image of a Dockerfile and a Debian package."""
+    """Write data, a Dockerfile and a file for it; return settings with them and the Debian package tree."""
     for name in ("data", "image"):
         (tmp_path / name).mkdir()
     (tmp_path / "data/word").write_text("from the data")
@@ -39,7 +39,7 @@ def added(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def lab(fresh_lab: FreshLab, engine: DockerClient, image: str, added: dict[str, str]) -> Iterator[Lab]:
-    """A lab with the settings ``added`` and the Python package einops, up."""
+    """Yield a lab with the settings ``added`` and the package einops, up; remove its images afterwards."""
     made = fresh_lab(LAB_PACKAGES="einops==0.8.0", **added)
     made.call("up").expect(0)
     tag = made.image()
@@ -53,6 +53,7 @@ def lab(fresh_lab: FreshLab, engine: DockerClient, image: str, added: dict[str, 
 def test_a_script_finds_packages_and_a_lab_that_came_up_for_a_workload_is_what_other_commands_expect(
     lab: Lab, added: dict[str, str]
 ) -> None:
+    """Packages are in the image and the record; a workload's packages keep the image."""
     tag = lab.image()
     assert tag.startswith("labctl/packages:")
     assert lab.inside("worker-1", "tree", "--version").startswith("tree v")

@@ -15,14 +15,14 @@ LOCKS = {".lab/lock"}
 
 
 def made(lab: Lab) -> dict[str, str]:
-    """Return the content of all files in .lab and runs, except locks, as hex by path."""
+    """Return path -> content as hex of all files in .lab and runs, except the lock."""
     files = (path for folder in (".lab", "runs") for path in (lab.path / folder).rglob("*") if path.is_file())
     names = {str(path.relative_to(lab.path)): path for path in files}
     return {name: path.read_bytes().hex() for name, path in names.items() if name not in LOCKS}
 
 
 def planned(lab: Lab, *arguments: str) -> list[str]:
-    """Return the steps of a dry run; check that it changes no file, container, network or volume."""
+    """Return the steps of a dry run; assert that it changes no file, container, network or volume."""
     before = made(lab), lab.labelled(), lab.identities()
     plan: list[str] = lab.call(*arguments, "--dry-run", "--json").expect(0).json["plan"]
     assert (made(lab), lab.labelled(), lab.identities()) == before
@@ -30,16 +30,17 @@ def planned(lab: Lab, *arguments: str) -> list[str]:
 
 
 def carried_out(err: str) -> list[str]:
-    """List the steps that a command announced on stderr, which it cuts to the screen's width."""
+    """List the steps `[N/M] ...` of a command's stderr, which are cut to the screen's width."""
     return [line.partition("] ")[2].removesuffix("...") for line in err.splitlines() if re.match(r"\[\d+/\d+\] ", line)]
 
 
 def texts(plan: list[str]) -> list[str]:
+    """Return the steps of a plan without their number and reason."""
     return [line.partition(" ")[2].rpartition("  [")[0] for line in plan]
 
 
 def written(plan: list[str]) -> set[str]:
-    """List the paths that a plan writes."""
+    """Return the paths that the `write` steps of a plan name; those of a run begin with its directory."""
     paths: set[str] = set()
     for text in texts(plan):
         _, writes, names = text.partition("write ")
@@ -50,7 +51,7 @@ def written(plan: list[str]) -> set[str]:
 
 
 def same_steps(plan: list[str], err: str) -> None:
-    """Check that the announced steps begin like those of the plan, in order, whatever the run ids."""
+    """Assert that stderr announces the plan's steps in order, compared by 60 characters without run ids."""
     run = re.compile(r"\d{8}-\d{6}-([\w-]+)-[0-9a-f]{6}\b")
     steps = [run.sub(r"\1", text) for text in texts(plan)]
     announced = [run.sub(r"\1", text) for text in carried_out(err)]
@@ -61,6 +62,7 @@ def same_steps(plan: list[str], err: str) -> None:
 
 @pytest.mark.smoke
 def test_plan_and_deed_of_a_lab_from_nothing_to_nothing(fresh_lab: Callable[..., Lab]) -> None:
+    """`up`, `run`, `down` do the steps and write the files that their dry runs list; `clean` removes .lab."""
     lab = fresh_lab(LAB_NODES="2")
     plan = planned(lab, "up")
     up = lab.call("up").expect(0)
@@ -109,6 +111,7 @@ def test_plan_and_deed_of_a_lab_from_nothing_to_nothing(fresh_lab: Callable[...,
 
 
 def test_a_dry_run_of_a_run_on_a_lab_that_is_not_up_says_the_whole_of_it(fresh_lab: Callable[..., Lab]) -> None:
+    """It lists the steps of `up` and of the run, and writes nothing."""
     lab = fresh_lab(LAB_NODES="2")
     plan = planned(lab, "run", "hello")
     assert [text.split()[0] for text in texts(plan)] == ["ask", "write", "in", "move", "write"]
@@ -118,6 +121,7 @@ def test_a_dry_run_of_a_run_on_a_lab_that_is_not_up_says_the_whole_of_it(fresh_l
 
 @pytest.mark.parametrize("command", [(), ("--dry-run",)])
 def test_a_dry_run_refuses_what_the_command_refuses(lab: Lab, command: tuple[str, ...]) -> None:
+    """A missing launcher or image gives exit code 3 and the same message with and without --dry-run."""
     answer = lab.call("run", "hello", "--launcher", "horovod", *command).expect(3)
     assert "launcher `horovodrun` not found in image" in answer.err
     answer = lab.call("up", "-s", "LAB_IMAGE=far.example/none:1", *command).expect(3)
@@ -125,6 +129,7 @@ def test_a_dry_run_refuses_what_the_command_refuses(lab: Lab, command: tuple[str
 
 
 def test_the_paths_of_a_plan_are_read_as_they_are_meant() -> None:
+    """`written` reads paths from `write` steps only, and puts those of a run below it."""
     assert written(["#1 write a, b  [why]", "#2 write c, d/ to runs/x  [why]", "#3 reach w  [why]"]) == {
         *("a", "b", "runs/x/c", "runs/x/d/"),
     }

@@ -20,6 +20,7 @@ CANARY = "hf_canary_of_this_test"
 def test_each_launcher_reads_the_operators_hostfile_and_reaches_every_worker(
     engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path, launcher: str
 ) -> None:
+    """`hello` of rendered manifests starts two ranks per pod under each launcher."""
     lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_SLOTS="2", LAB_SHM_SIZE="256m")
     text = lab.call("k8s", "render", "hello", "--launcher", launcher).expect(0).out
     with laid_out(engine, list(yaml.safe_load_all(text)), tmp_path) as pods:
@@ -33,6 +34,7 @@ def test_each_launcher_reads_the_operators_hostfile_and_reaches_every_worker(
 def test_a_trainjobs_pods_are_reached_by_their_own_names(
     engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path, launcher: str
 ) -> None:
+    """`hello` of a TrainJob's manifests starts rank N in the pod node-0-N."""
     lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_SHM_SIZE="256m", LAB_K8S_JOB="trainjob")
     text = lab.call("k8s", "render", "hello", "--launcher", launcher).expect(0).out
     with laid_out(engine, list(yaml.safe_load_all(text)), tmp_path) as pods:
@@ -42,6 +44,7 @@ def test_a_trainjobs_pods_are_reached_by_their_own_names(
 
 
 def test_horovod_starts_its_ranks_over_mpi(engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path) -> None:
+    """mnist-horovod of rendered manifests starts a rank in each of two pods."""
     lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_IMAGE="labctl/horovod", LAB_SHM_SIZE="256m")
     text = lab.call("k8s", "render", "mnist-horovod", "--launcher", "horovod:mpi", "--rehearse").expect(0).out
     with laid_out(engine, list(yaml.safe_load_all(text)), tmp_path) as pods:
@@ -53,6 +56,7 @@ def test_horovod_starts_its_ranks_over_mpi(engine: DockerClient, fresh_lab: Fres
 def test_training_in_pods_reads_its_configuration_and_trains(
     engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path
 ) -> None:
+    """opt-tiny prints a throughput; the token is in the Secret alone and not in the output."""
     lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_SHM_SIZE="256m", HF_TOKEN=CANARY)
     text = lab.call("k8s", "render", "opt-tiny", "--rehearse", "--launcher", "mpirun").expect(0).out
     manifests = list(yaml.safe_load_all(text))
@@ -77,6 +81,7 @@ time.sleep(600)
 def test_the_agent_in_the_launcher_ends_a_stalled_run_on_every_worker(
     engine: DockerClient, fresh_lab: FreshLab, tmp_path: Path
 ) -> None:
+    """Steps stop: the agent says `stalled`, ends the ranks and leaves stacks in each pod."""
     lab = fresh_lab(LAB_ACCELERATOR="cpu", LAB_SHM_SIZE="256m", LAB_STALL_SECONDS="3")
     folder = lab.path / "workloads/stalls"
     folder.mkdir(parents=True)
@@ -97,4 +102,5 @@ def test_the_agent_in_the_launcher_ends_a_stalled_run_on_every_worker(
 
 
 def ranks(output: str) -> set[str]:
+    """Return the `rank N of M on NODE` that labctl's lines in the output name."""
     return set(re.findall(r"labctl: (rank \d+ of \d+ on \S+)", output))

@@ -17,7 +17,7 @@ SERVE = "cd /tmp && echo hello > word && (python3 -m http.server 8000 >/dev/null
 
 
 def fetched(url: str) -> str:
-    """Return the text at a URL; retry for 20 s until the server listens."""
+    """Return the text at a URL; retry while the server does not listen; raise after 20 s."""
     limit = time.monotonic() + 20
     while True:
         try:
@@ -29,6 +29,7 @@ def fetched(url: str) -> str:
 
 
 def test_a_server_in_the_launcher_answers_on_loopback(fresh_lab: Callable[..., Lab]) -> None:
+    """LAB_PORTS publishes the launcher's port on 127.0.0.1 alone."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     lab = fresh_lab(LAB_PORTS=f"{port}:8000")

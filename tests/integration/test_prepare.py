@@ -27,6 +27,7 @@ def compiled_by(lab: Lab) -> Counter[str]:
 
 
 def test_one_rank_of_each_node_compiles_what_its_node_does_not_have(lend: FreshLab) -> None:
+    """Two ranks per node compile once per node without a cache; a stale lock is removed."""
     lab = lend(LAB_SLOTS="2")
     caches = {node: lab.path / ".lab/cache" / node for node in ("worker-0", "worker-1")}
     for cache in caches.values():
@@ -44,7 +45,7 @@ def test_one_rank_of_each_node_compiles_what_its_node_does_not_have(lend: FreshL
 
 
 def operators(lab: Lab) -> dict[str, tuple[int, int]]:
-    """Return inode and time of each node's compiled operator, which change if it is compiled again."""
+    """Return node -> inode and modification time of its compiled cpu_adam.so."""
     by_node: dict[str, tuple[int, int]] = {}
     for path in (lab.path / ".lab/cache").rglob("cpu_adam.so"):
         node = path.relative_to(lab.path / ".lab/cache").parts[0]
@@ -53,7 +54,7 @@ def operators(lab: Lab) -> dict[str, tuple[int, int]]:
 
 
 def rehearse(lab: Lab) -> Answer:
-    """Rehearse opt-tiny with DeepSpeed's CPU optimiser in the lab; return the answer."""
+    """Rehearse opt-tiny with the optimiser offloaded to the CPU; assert that it passes; return the answer."""
     offload = "deepspeed.zero_optimization.offload_optimizer.device=cpu"
     return lab.call("run", "opt-tiny", "--rehearse", "--set", offload, "--json", limit=400).expect(0)
 
@@ -62,6 +63,7 @@ def rehearse(lab: Lab) -> Answer:
 def test_a_second_run_compiles_nothing_and_a_node_that_lost_its_cache_only_its_own(
     fresh_lab: Callable[..., Lab],
 ) -> None:
+    """Three rehearsals compile cpu_adam on 2, 0 and 1 nodes, also across `down`."""
     lab = fresh_lab(LAB_SLOTS="2")
     lab.call("up").expect(0)
     first = rehearse(lab)

@@ -47,7 +47,7 @@ RECORD: dict[str, Any] = {
 
 
 def walk(schema: Any, value: Any, path: str) -> None:
-    """Raise AssertionError for the first violation of the schema in a document."""
+    """Raise AssertionError, with the path, at the first place where the value violates the schema."""
     if isinstance(schema, tuple):
         if value is not None:
             walk(schema[0], value, path)
@@ -70,7 +70,7 @@ def walk(schema: Any, value: Any, path: str) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's clone with a modified file."""
+    """Return a git repository with one commit and a file that has been changed since."""
     path = tmp_path_factory.mktemp("clone")
     (path / "tools.py").write_text("x = 1\n")
     identity = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
@@ -81,17 +81,19 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(record: Path, name: str) -> Any:
+    """Return a JSON document of a record, with the run's id replaced by RUN."""
     return json.loads((record / name).read_text().replace(record.name, "RUN"))
 
 
 def fingerprint(record: Path) -> str:
-    """Return the hash of the exact losses of all steps."""
+    """Return the SHA-256 of the losses of all steps, which the run printed."""
     match = re.search(r"Loss curve: \d+ steps, SHA-256 (\w+)", (record / "output.log").read_text())
     assert match
     return match[1]
 
 
 def test_a_replay_of_opt_tiny_is_the_same_to_the_bit_and_its_record_is_whole(fresh_lab: FreshLab, clone: Path) -> None:
+    """A replay has the same losses and files with the recorded code; a changed shared file gives exit code 3."""
     lab = fresh_lab(LAB_SHM_SIZE="256m", LAB_MOUNTS=f"{clone}:/clone:ro")
     lab.call("up", limit=300).expect(0)
     small = ("sequence-length=16", "deepspeed.train_micro_batch_size_per_gpu=6", "steps=40")
@@ -126,7 +128,7 @@ def test_a_replay_of_opt_tiny_is_the_same_to_the_bit_and_its_record_is_whole(fre
 
 
 def drift(lab: Lab) -> set[tuple[str, str]]:
-    """Run verify, which must find drift; return kind and place of each."""
+    """Run `verify`, which must exit with 5; return what drifted and where, for each difference."""
     return {
         (difference["what"], difference["where"]) for difference in lab.call("verify", "--json").expect(5).json["drift"]
     }
@@ -135,6 +137,7 @@ def drift(lab: Lab) -> set[tuple[str, str]]:
 def test_verify_finds_a_script_data_an_image_and_the_image_of_one_node(
     fresh_lab: FreshLab, engine: DockerClient, image: str
 ) -> None:
+    """After `freeze`, `verify` passes, then names a changed script, data file and image."""
     lab = fresh_lab(LAB_ACCELERATOR="cpu")
     tag = f"{lab.name}/cpu"
     task = lab.path / "workloads/hello/workload.yml"

@@ -24,6 +24,7 @@ def killed_after(running: Running, lab: Lab, step: str) -> None:
     """Kill worker-1 once the run has printed ``step``; fail if labctl ends before."""
 
     def is_printed() -> bool:
+        """Return True if the run has printed the step; fail if labctl has ended."""
         assert running.process.poll() is None, running.err
         return step in running.err
 
@@ -32,11 +33,12 @@ def killed_after(running: Running, lab: Lab, step: str) -> None:
 
 
 def record(lab: Lab, run_id: str) -> Path:
+    """Return the record directory of a run."""
     return lab.path / "runs" / run_id
 
 
 def broken(lab: Lab, arguments: tuple[str, ...], step: str) -> str:
-    """Start a run, kill worker-1 at this step, and bring the lab up again; return the failed run's id."""
+    """Start a run, kill worker-1 at this step, check for node-lost, bring the lab up; return the run's id."""
     with lab.start("run", *arguments, "--json") as running:
         killed_after(running, lab, step)
         # Rank 0 prints a traceback about the lost rank.
@@ -47,7 +49,7 @@ def broken(lab: Lab, arguments: tuple[str, ...], step: str) -> str:
 
 
 def output_by_step(lab: Lab, run_id: str, pattern: str) -> dict[str, str]:
-    """Return the output of each step or epoch, by its number, from the two groups of ``pattern``."""
+    """Return the second group of each match of ``pattern`` in output.log, by the first, the step's number."""
     log = (record(lab, run_id) / "output.log").read_text()
     return dict(re.findall(pattern, log))
 
@@ -56,11 +58,12 @@ STEPS = r"\bstep (\d+)/\d+ (loss \S+(?: lr \S+)?)"
 
 
 def progress(lab: Lab, run_id: str, step: int) -> Any:
+    """Return progress-0.json of a run's checkpoint at a step."""
     return json.loads((record(lab, run_id) / f"checkpoints/step-{step}/progress-0.json").read_text())
 
 
 def same_as(lab: Lab, whole: str, part: str, *, after: int) -> None:
-    """Check that run ``part`` repeats the steps after ``after`` of run ``whole``, and prints only step 1 besides."""
+    """Assert that run ``part`` prints the steps of run ``whole`` after ``after``, and step 1 only besides."""
     first, second = output_by_step(lab, whole, STEPS), output_by_step(lab, part, STEPS)
     last = max(map(int, second))
     assert second == {step: text for step, text in first.items() if after < int(step) <= last or step == "1"}
@@ -69,13 +72,14 @@ def same_as(lab: Lab, whole: str, part: str, *, after: int) -> None:
 
 @pytest.fixture
 def lab(module_lab: Lab) -> Lab:
+    """Return the module's lab, up."""
     module_lab.ensure_up()
     return module_lab
 
 
 @pytest.fixture(scope="module")
 def whole(module_lab: Lab) -> str:
-    """Id of a run of opt-tiny without interruption."""
+    """Return the id of a passed run of opt-tiny with a checkpoint every 20 steps."""
     return str(module_lab.call("run", *TINY, *EVERY_20, "--json", limit=LIMIT).expect(0).json["run_id"])
 
 
@@ -108,7 +112,7 @@ def test_runs_that_are_ended_or_lose_a_worker_go_on_to_the_same_losses(lab: Lab,
 
 
 def interrupted(lab: Lab, step: str) -> str:
-    """Run opt-tiny without periodic checkpoints, and press Ctrl-C once it has printed ``step``; return the run's id."""
+    """Run opt-tiny without periodic checkpoints, press Ctrl-C at ``step``; return the id (exit code 130)."""
     with lab.start("run", *TINY, "--set", "save-every=1000", "--json") as running:
         wait_until(lambda: step in running.err, LIMIT, step)
         running.press()
@@ -116,6 +120,7 @@ def interrupted(lab: Lab, step: str) -> str:
 
 
 def test_both_nodes_shards_are_in_the_last_two_checkpoints(lab: Lab, whole: str) -> None:
+    """Checkpoints 40 and 60 are kept; the last has the shards and random states of both ranks."""
     folder = record(lab, whole) / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step-40", "step-60"]
     marker = json.loads((folder / "step-60/whole.json").read_text())
@@ -126,6 +131,7 @@ def test_both_nodes_shards_are_in_the_last_two_checkpoints(lab: Lab, whole: str)
 
 
 def test_a_checkpoint_that_was_cut_in_the_middle_is_not_taken(lab: Lab, whole: str) -> None:
+    """A truncated shard: --resume takes the step before; without another one it exits with 2."""
     cut = record(lab, f"{whole}-cut")
     shutil.copytree(record(lab, whole), cut)
     (shard,) = (cut / "checkpoints/step-60/model").glob("*zero_pp_rank_1*optim_states.pt")
@@ -139,6 +145,7 @@ def test_a_checkpoint_that_was_cut_in_the_middle_is_not_taken(lab: Lab, whole: s
 
 
 def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(lab: Lab, whole: str) -> None:
+    """--resume of two ranks with one: exit code 2, and both numbers are said."""
     error = lab.call("run", "--resume", whole, "--include", "worker-0", "--json").expect(2).json["error"]
     assert error["message"] == f"checkpoint {whole}/checkpoints/step-60 is of 2 ranks, and this run has 1"
 
@@ -155,6 +162,7 @@ def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(lab: Lab, whole: str) -> 
     ],
 )
 def test_every_workload_goes_on_to_the_same_losses(lab: Lab, command: tuple[str, ...], step: str, after: int) -> None:
+    """Kill worker-1: the resumed run of each workload prints the losses of an uninterrupted one."""
     uninterrupted = lab.call("run", *command, "--json", limit=LIMIT).json["run_id"]
     result = lab.call("run", "--resume", broken(lab, command, step), "--json", limit=LIMIT).json
     assert result["resumed"].endswith(f"/checkpoints/step-{after}")
@@ -163,6 +171,7 @@ def test_every_workload_goes_on_to_the_same_losses(lab: Lab, command: tuple[str,
 
 @pytest.mark.slow
 def test_a_vision_transformer_goes_on_in_the_middle_of_an_epoch(lab: Lab) -> None:
+    """Kill worker-1 in vit-tiny: the resumed run prints the same loss and accuracy per epoch."""
     argv = ("vit-tiny", "--set", "save-every=40")
     pattern = r"\bepoch (\d+)/\d+ (loss \S+ accuracy \S+)"
     uninterrupted = lab.call("run", *argv, "--json", limit=LIMIT).expect(0).json

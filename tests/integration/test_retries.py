@@ -40,6 +40,7 @@ if os.environ["RANK"] == "0":
 
 @pytest.fixture
 def lab(module_lab: Lab) -> Lab:
+    """Return the module's lab, up, with workload `fails`, which kills itself at step 3."""
     module_lab.ensure_up()
     folder = module_lab.path / "workloads/fails"
     folder.mkdir(exist_ok=True)
@@ -49,13 +50,14 @@ def lab(module_lab: Lab) -> Lab:
 
 
 def run(lab: Lab, *arguments: str) -> Answer:
-    """Run the workload with `--retries 5`, and check that the answer is what its record holds."""
+    """Run the workload with `--retries 5`; assert that `show` prints the same document; return the answer."""
     answer = lab.call("run", "fails", "--retries", "5", "--json", *arguments)
     assert lab.call("show", "latest", "--json").expect(0).json == answer.json
     return answer
 
 
 def test_a_crash_at_the_same_step_ends_after_two_attempts(lab: Lab) -> None:
+    """Two attempts end at step 3 without a checkpoint: exit code 7, cause no-progress."""
     before = lab.run_ids()
     result = run(lab).expect(7).json
     first, second = lab.run_ids()[len(before) :]
@@ -69,6 +71,7 @@ def test_a_crash_at_the_same_step_ends_after_two_attempts(lab: Lab) -> None:
 
 
 def test_attempts_that_save_newer_checkpoints_go_on(lab: Lab) -> None:
+    """Each attempt saves a newer checkpoint: the third one passes from checkpoint 6."""
     result = run(lab, "--set", "save").expect(0).json
     first, second = (attempt.partition(":")[0] for attempt in result["retried"])
     assert (result["verdict"], result["resumed"]) == ("PASS", f"{second}/ckpt/6.pt")
@@ -77,6 +80,7 @@ def test_attempts_that_save_newer_checkpoints_go_on(lab: Lab) -> None:
 
 
 def test_what_would_fail_again_is_not_tried_again(lab: Lab) -> None:
+    """A KeyError in the script: exit code 4, no retry, and the exception's line as evidence."""
     answer = run(lab, "--set", "raise")
     result = answer.json
     assert (answer.code, result["cause"], result["retried"]) == (4, "rank-crashed", [])

@@ -18,23 +18,26 @@ RESULT_KEYS = {
 
 @pytest.fixture
 def lab(module_lab: Lab) -> Lab:
+    """Return the module's lab, up."""
     module_lab.ensure_up()
     return module_lab
 
 
 @pytest.fixture(scope="module")
 def hello(module_lab: Lab) -> Answer:
-    """Answer of a run of `hello` with --json."""
+    """Return the answer of `run hello --json` under DeepSpeed's launcher."""
     return module_lab.call("run", "hello", "--launcher", "deepspeed", "--json", "--set", "print=PROJECT_PATH")
 
 
 @pytest.fixture
 def record(hello: Answer, lab: Lab) -> Path:
+    """Return the record directory of the run of `hello`."""
     return lab.path / "runs" / str(hello.json["run_id"])
 
 
 @pytest.mark.smoke
 def test_a_run_that_meets_its_criteria_passes_with_one_document(hello: Answer, lab: Lab) -> None:
+    """`run hello --json` prints a result with all keys, verdict PASS and metric answer 42."""
     result = hello.expect(0).json
     assert result.keys() >= RESULT_KEYS
     assert (result["schema"], result["verdict"], result["cause"], result["exit_code"]) == (1, "PASS", None, 0)
@@ -46,12 +49,14 @@ def test_a_run_that_meets_its_criteria_passes_with_one_document(hello: Answer, l
 
 @pytest.mark.smoke
 def test_there_is_one_rank_on_each_node(hello: Answer) -> None:
+    """Rank 0 is on worker-0 and rank 1 on worker-1."""
     assert hello.json["world_size"] == 2
     assert hello.json["ranks"] == [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
 
 
 @pytest.mark.smoke
 def test_a_run_leaves_its_whole_record(hello: Answer, record: Path) -> None:
+    """The record has all files, and result.json equals the printed document."""
     expected = {
         "plan.txt", "job.json", "settings.json", "versions.json", "hostfile", "rank.sh", "result.json",
         "output.log", "output.times", "metrics.jsonl",
@@ -67,6 +72,7 @@ def test_a_run_leaves_its_whole_record(hello: Answer, record: Path) -> None:
 
 @pytest.mark.smoke
 def test_every_rank_has_its_own_log_and_all_of_them_are_in_the_output(record: Path) -> None:
+    """Each rank log has its rank's lines alone; output.log has both."""
     for rank in (0, 1):
         log = (record / f"ranks/rank-{rank}.log").read_text()
         assert f"rank {rank} arguments ['--print', 'PROJECT_PATH']" in log
@@ -76,17 +82,20 @@ def test_every_rank_has_its_own_log_and_all_of_them_are_in_the_output(record: Pa
 
 @pytest.mark.smoke
 def test_the_record_belongs_to_the_caller(record: Path) -> None:
+    """All files of the record have the owner of the runs directory."""
     owner = record.parent.stat().st_uid
     assert {path.stat().st_uid for path in record.rglob("*")} == {owner}
 
 
 @pytest.mark.smoke
 def test_nothing_of_a_run_that_passed_is_left(hello: Answer, lab: Lab) -> None:
+    """No process of the run is left in any container."""
     assert lab.processes_of(hello.json["run_id"]) == []
 
 
 @pytest.mark.smoke
 def test_show_and_runs_read_the_record_back(hello: Answer, lab: Lab) -> None:
+    """`show` prints the same document, and `runs` and `status` list the run as done."""
     run_id = hello.json["run_id"]
     assert lab.call("show", run_id, "--json").expect(0).json == hello.json
     assert run_id in lab.call("show", run_id).expect(0).out
@@ -98,6 +107,7 @@ def test_show_and_runs_read_the_record_back(hello: Answer, lab: Lab) -> None:
 
 @pytest.mark.smoke
 def test_an_expectation_that_is_missed_fails_on_the_nodes_of_the_hostfile(lab: Lab) -> None:
+    """`--expect answer>=50` with 47 on worker-1: exit code 5, FAIL, cause criteria."""
     hostfile = lab.path / "one-node"
     hostfile.write_text("worker-1 slots=1\n", encoding="utf-8")
     answer = lab.call("run", "hello", "--hostfile", str(hostfile), "--set", "answer=47", "--expect", "answer>=50")
@@ -112,6 +122,7 @@ def test_an_expectation_that_is_missed_fails_on_the_nodes_of_the_hostfile(lab: L
 
 @pytest.mark.smoke
 def test_a_number_that_is_missing_is_never_a_pass(lab: Lab) -> None:
+    """A workload that prints no metric: exit code 4, cause no-metric, and its name."""
     result = lab.call("run", "silent", "--json").expect(4).json
     assert (result["verdict"], result["cause"]) == ("ERROR", "no-metric")
     assert "speed" in result["message"]
@@ -119,6 +130,7 @@ def test_a_number_that_is_missing_is_never_a_pass(lab: Lab) -> None:
 
 @pytest.mark.smoke
 def test_a_hostfile_that_is_not_there_is_no_local_run(lab: Lab) -> None:
+    """`--hostfile` of a missing file: exit code 2, it is named, and no run is recorded."""
     before = lab.run_ids()
     answer = lab.call("run", "hello", "--hostfile", "nowhere", "--json").expect(2)
     assert "nowhere" in answer.json["error"]["message"]
@@ -126,6 +138,7 @@ def test_a_hostfile_that_is_not_there_is_no_local_run(lab: Lab) -> None:
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(lab: Lab) -> None:
+    """The plan has DeepSpeed's command, and no run is recorded."""
     before = lab.run_ids()
     plan = lab.call("run", "hello", "--launcher", "deepspeed", "--dry-run").expect(0).out
     assert "deepspeed --hostfile" in plan
@@ -133,6 +146,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(lab: Lab) -> None:
 
 
 def test_an_unknown_workload_is_a_usage_error(lab: Lab) -> None:
+    """`run helo`: exit code 2, and the error suggests hello."""
     answer = lab.call("run", "helo", "--json").expect(2)
     assert "helo" in answer.json["error"]["message"]
     assert "hello" in answer.json["error"]["hint"] + answer.json["error"]["message"]

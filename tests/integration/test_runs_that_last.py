@@ -33,13 +33,13 @@ for step in range(int(sys.argv[1])):
 
 @pytest.fixture
 def lab(lab: Lab) -> Lab:
-    """A lab of two nodes, up, and a script that prints steps."""
+    """Return the module's lab of two nodes, up, with a script that prints steps."""
     (lab.path / "steps.py").write_text(STEPS)
     return lab
 
 
 def detached(lab: Lab, steps: int, pause: float, *flags: str) -> str:
-    """Launch a detached run; return its id."""
+    """Start a detached run of the script with so many steps; return its id."""
     argv = ("run", "--script", "steps.py", "--launcher", "mpirun", "--detach", "--json", *flags)
     document = lab.call(*argv, "--", str(steps), str(pause)).expect(0).json
     assert document["state"] in ("running", "waiting")
@@ -47,14 +47,17 @@ def detached(lab: Lab, steps: int, pause: float, *flags: str) -> str:
 
 
 def runs(lab: Lab) -> dict[str, dict[str, Any]]:
+    """Return run id -> entry of `runs --json`."""
     return {run["run_id"]: run for run in lab.call("runs", "--json").expect(0).json["runs"]}
 
 
 def steps_in(text: str, rank: int) -> list[int]:
+    """List the numbers of the steps that a rank printed in the text, in order."""
     return [int(step) for step in re.findall(rf"step (\d+) of rank {rank} ", text)]
 
 
 def test_a_detached_run_is_followed_by_two_at_once_with_every_line_once(lab: Lab) -> None:
+    """Two `attach` and output.log show every step of both ranks once, and the run passes."""
     run_id = detached(lab, 40, 0.1)
     assert (runs(lab)[run_id]["state"], len(runs(lab)[run_id]["nodes"])) == ("running", 2)
     with lab.start("attach", run_id) as first, lab.start("attach", run_id) as second:
@@ -71,6 +74,7 @@ def test_a_detached_run_is_followed_by_two_at_once_with_every_line_once(lab: Lab
 
 
 def test_a_run_that_nobody_followed_is_judged_by_who_looks_first(lab: Lab) -> None:
+    """`runs` shows a finished detached run as done with verdict PASS."""
     run_id = detached(lab, 3, 0.1)
     run = wait_until(lambda: runs(lab)[run_id] if runs(lab)[run_id]["state"] == "done" else None, 120, "it ended")
     assert (run["verdict"], run["cause"]) == ("PASS", None)
@@ -78,6 +82,7 @@ def test_a_run_that_nobody_followed_is_judged_by_who_looks_first(lab: Lab) -> No
 
 
 def test_runs_on_other_nodes_are_side_by_side_and_harm_each_other_not(lend: FreshLab) -> None:
+    """Three runs on disjoint nodes; `stop` of one pauses no other, and a fourth waits."""
     lab = lend(LAB_NODES="4")
     (lab.path / "steps.py").write_text(STEPS)
     nodes = ("worker-0", "worker-1", "worker-2@worker-3")
@@ -108,6 +113,7 @@ def test_runs_on_other_nodes_are_side_by_side_and_harm_each_other_not(lend: Fres
 
 @pytest.mark.smoke
 def test_ctrl_c_on_attach_leaves_the_run_and_logs_shows_it(lab: Lab) -> None:
+    """Ctrl-C on `attach` gives 130 and leaves the run; `logs -f` follows it until `stop`."""
     run_id = detached(lab, 600, 0.1, "--include", "worker-0")
     with lab.start("attach", run_id) as attached:
         wait_until(lambda: steps_in(attached.err, 0), 120, "it is followed")
@@ -122,6 +128,7 @@ def test_ctrl_c_on_attach_leaves_the_run_and_logs_shows_it(lab: Lab) -> None:
 
 
 def test_a_run_that_waits_is_ended_by_stop_and_by_ctrl_c_and_never_starts(lab: Lab) -> None:
+    """`stop` and Ctrl-C end waiting runs, whose output.log has no step."""
     first = detached(lab, 600, 0.1, "--include", "worker-0")
     second = detached(lab, 3, 0.1, "--include", "worker-0", "--wait")
     assert lab.call("stop", second, "--json").expect(0).json["cause"] == "interrupted"
@@ -153,6 +160,7 @@ time.sleep(600)
 
 
 def test_a_rank_that_prints_when_it_is_told_to_end_has_its_grace(lab: Lab) -> None:
+    """A rank that prints and saves after SIGTERM does both within `stop --grace 8`."""
     (lab.path / "late.py").write_text(LATE_WORDS)
     argv = ("run", "--script", "late.py", "--launcher", "torchrun", "--include", "worker-0", "--detach", "--json")
     run_id = lab.call(*argv).expect(0).json["run_id"]
@@ -177,6 +185,7 @@ for step in range(1, 61):
 
 
 def test_a_terminal_shows_a_bar_below_the_whole_log_and_top_watches_beside_it(lab: Lab) -> None:
+    """In a terminal each line is printed above a bar; `top` shows the same run."""
     (lab.path / "bars.py").write_text(BARS)
     argv = ("run", "--script", "bars.py", "--launcher", "torchrun", "--include", "worker-0")
     with lab.in_terminal(*argv) as terminal:
@@ -205,6 +214,7 @@ MANY_LINES = ("run", "--script", "many.py", "--launcher", "mpirun", "--json", "-
 
 
 def test_all_lines_of_ranks_that_print_much_arrive_once(lab: Lab) -> None:
+    """30,000 lines with odd bytes of two ranks are all in the rank logs and once in output.log."""
     (lab.path / "many.py").write_text(MANY)
     argv = (*MANY_LINES, "worker-0@worker-1", "--", "30000", "", "2")
     record = lab.path / "runs" / lab.call(*argv).expect(0).json["run_id"]
@@ -221,6 +231,7 @@ def test_all_lines_of_ranks_that_print_much_arrive_once(lab: Lab) -> None:
 def test_a_million_lines_take_about_as_long_as_docker_logs_of_them_and_little_memory(
     lab: Lab, engine: DockerClient
 ) -> None:
+    """At most 1.3 times as long as `docker logs` (median of 5) and less than 150 MiB."""
     (lab.path / "many.py").write_text(MANY)
     arguments = ("1000000", " loss 2.5 tokens/s 1234.5 lr 1.0e-4 some more words", "0")
     ratios, peak = [], 0
@@ -247,12 +258,13 @@ def test_a_million_lines_take_about_as_long_as_docker_logs_of_them_and_little_me
 
 
 def memory_peak(pid: int) -> int:
-    """Return a process's peak memory in bytes; 0 for a zombie, FileNotFoundError for one that is gone."""
+    """Return a process's peak memory in bytes; 0 for a zombie; raise FileNotFoundError if it is gone."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(match[1]) << 10 if match else 0
 
 
 def test_down_judges_the_runs_that_it_ends(lab: Lab) -> None:
+    """`down` ends a detached run, whose record says interrupted by it and keeps its steps."""
     run_id = detached(lab, 600, 0.1)
     wait_until(lambda: runs(lab)[run_id]["step"], 120, "it makes steps")
     assert f"this ends run {run_id}" in lab.call("down").expect(0).err

@@ -31,11 +31,13 @@ def test_an_exit_code_comes_back_through_exec_and_ssh(lab: Lab) -> None:
 
 
 def test_exec_in_a_node_runs_as_the_caller(lab: Lab) -> None:
+    """`exec --node worker-1` runs on that node with the uid of the lab's user."""
     answer = lab.call("exec", "--node", "worker-1", "--", "sh", "-c", "hostname; id -u").expect(0)
     assert answer.out.split() == ["worker-1", lab.inside("worker-1", "id", "-u").strip()]
 
 
 def test_host_keys_are_checked_strictly(lab: Lab) -> None:
+    """ssh has StrictHostKeyChecking and the lab's key; with empty known_hosts it ends with 255."""
     options = dict(
         line.split(" ", 1) for line in lab.call("exec", "--", "ssh", "-G", "worker-1").expect(0).out.splitlines()
     )
@@ -48,6 +50,7 @@ def test_host_keys_are_checked_strictly(lab: Lab) -> None:
 
 
 def test_the_identity_is_in_the_launcher_alone_and_host_keys_in_their_workers_alone(lab: Lab) -> None:
+    """Each node has its own two key files only, and host keys differ."""
     assert private_keys(lab, "launcher") == {"/etc/lab/ssh/id_ed25519", "/home/lab/.ssh/id_ed25519"}
     for node in ("worker-0", "worker-1"):
         assert private_keys(lab, node) == {"/etc/lab/ssh/ssh_host_ed25519_key", "/run/lab/ssh_host_ed25519_key"}
@@ -56,12 +59,14 @@ def test_the_identity_is_in_the_launcher_alone_and_host_keys_in_their_workers_al
 
 
 def test_a_worker_lets_nobody_in_without_the_key(lab: Lab) -> None:
+    """ssh without public-key login ends with 255, `Permission denied (publickey)`."""
     answer = lab.call("exec", "--", "ssh", "-o", "PubkeyAuthentication=no", "-o", "BatchMode=no", "worker-1", "true")
     assert answer.code == 255
     assert "Permission denied (publickey)" in answer.err
 
 
 def test_a_worker_does_not_reach_another_worker(lab: Lab) -> None:
+    """ssh from worker-0 to worker-1 ends with 255, `Permission denied`."""
     answer = lab.call(
         "exec", "--node", "worker-0", "--",
         "ssh", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-p", "12345",
@@ -72,12 +77,14 @@ def test_a_worker_does_not_reach_another_worker(lab: Lab) -> None:
 
 
 def test_forwarding_is_refused(lab: Lab) -> None:
+    """`ssh -W` to a port of worker-1 fails as prohibited."""
     answer = lab.call("exec", "--", "ssh", "-W", "127.0.0.1:12345", "worker-1")
     assert answer.code != 0
     assert "prohibited" in answer.err
 
 
 def test_the_values_in_force_in_sshd(lab: Lab) -> None:
+    """`sshd -T` shows public-key login of user lab alone, no forwarding, and 128 or more startups."""
     output = lab.inside("worker-1", "/usr/sbin/sshd", "-T", "-f", "/opt/lab/sshd_config", user="0:0")
     values = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
     expected = {
@@ -99,11 +106,13 @@ AUDIT = str(Path(sys.executable).with_name("ssh-audit"))
 
 
 def address(lab: Lab, key: str) -> str:
+    """Return a field of worker-1's network settings, such as IPAddress."""
     (network,) = lab.containers()["worker-1"].attrs["NetworkSettings"]["Networks"].values()
     return str(network[key])
 
 
 def test_an_audit_of_a_workers_sshd_finds_nothing(lab: Lab) -> None:
+    """ssh-audit of worker-1's sshd exits with 0."""
     done = subprocess.run(
         [AUDIT, "--no-colors", f"{address(lab, 'IPAddress')}:12345"], capture_output=True, text=True, check=False
     )
@@ -112,6 +121,7 @@ def test_an_audit_of_a_workers_sshd_finds_nothing(lab: Lab) -> None:
 
 
 def test_an_audit_of_the_launchers_ssh_finds_nothing(lab: Lab) -> None:
+    """ssh-audit, as a server to which the launcher's ssh connects, exits with 0."""
     with socket.socket() as free:
         free.bind(("", 0))
         port = str(free.getsockname()[1])
@@ -131,6 +141,7 @@ def test_an_audit_of_the_launchers_ssh_finds_nothing(lab: Lab) -> None:
 
 
 def test_rotated_keys_are_others_and_in_force(fresh_lab: Callable[..., Lab]) -> None:
+    """`keys rotate` replaces both keys and all containers; on a lab that is down it starts none."""
     lab = fresh_lab(LAB_NODES="1")
     lab.call("up").expect(0)
     keys = {path: path.read_bytes() for path in (lab.path / ".lab/nodes").glob("worker-*/*/*_ed25519*")}
@@ -146,11 +157,12 @@ def test_rotated_keys_are_others_and_in_force(fresh_lab: Callable[..., Lab]) -> 
 
 
 def is_refused(lab: Lab) -> bool:
-    """Tell if ssh of the launcher refuses the host key of worker-1."""
+    """Return True if ssh from the launcher refuses the host key of worker-1."""
     return "REMOTE HOST IDENTIFICATION HAS CHANGED" in lab.call("exec", "--", "ssh", "worker-1", "true").err
 
 
 def test_a_host_key_that_changed_on_a_worker_is_refused_with_the_reason(lab: Lab) -> None:
+    """Another host key on worker-1: `run` exits with 4, node-lost, and says so."""
     path = lab.path / ".lab/nodes/worker-1/ssh/ssh_host_ed25519_key"
     right = path.read_bytes()
     try:
@@ -171,6 +183,7 @@ def test_a_host_key_that_changed_on_a_worker_is_refused_with_the_reason(lab: Lab
 
 
 def test_keys_on_the_host_lie_apart_and_are_private(lab: Lab) -> None:
+    """The lab's folder has three private keys, of mode 0600, each in its own directory."""
     output = subprocess.run(
         ["grep", "-rlF", "PRIVATE KEY-----", "."], cwd=lab.path, capture_output=True, text=True, check=True
     ).stdout.split()

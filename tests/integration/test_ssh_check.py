@@ -9,6 +9,7 @@ pytestmark = pytest.mark.docker
 
 
 def test_every_pair_answers_with_its_time(lab: Lab) -> None:
+    """ssh-check on two workers reaches all 6 pairs: launcher to workers by ssh, the others by TCP."""
     answer = lab.call("run", "ssh-check", "--json").expect(0)
     metrics = answer.json["metrics"]
     assert metrics["pairs"]["value"] == 6
@@ -27,6 +28,7 @@ def test_every_pair_answers_with_its_time(lab: Lab) -> None:
 
 
 def test_a_worker_that_cannot_be_reached_is_named_and_the_others_are_tried(lab: Lab) -> None:
+    """worker-9 does not exist: `pairs: 6 of 12`, one failed line, code 1."""
     hostfile = "worker-0 slots=1\\nworker-1 slots=1\\nworker-9 slots=1\\n"
     script = f"cd workloads/ssh-check; LABCTL_HOSTFILE=<(printf '{hostfile}') python ssh_check.py; echo code $?"
     output = lab.inside("launcher", "bash", "-c", script)

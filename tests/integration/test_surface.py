@@ -13,6 +13,7 @@ pytestmark = pytest.mark.docker
 
 
 def test_keys_of_json_stay(fresh_lab: Callable[..., Lab]) -> None:
+    """Every JSON key that tests/golden/surface.json lists for a command is in its document today."""
     lab = fresh_lab()
     now = surface.json_keys(LABCTL, lab.path)
     gone = {command: set(keys) - set(now[command]) for command, keys in BEFORE["json"].items()}

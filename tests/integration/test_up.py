@@ -27,12 +27,13 @@ def host_mtu() -> int:
 
 
 def host_config(lab: Lab) -> dict[str, Any]:
+    """Return node -> HostConfig of the lab's containers."""
     return {node: container.attrs["HostConfig"] for node, container in lab.containers().items()}
 
 
 @contextmanager
 def stranger(lab: Lab, image: str) -> Iterator[Container]:
-    """A container with the label of the lab's compose project that belongs to no lab."""
+    """Run a container with the label of the lab's compose project that belongs to no lab; yield it; remove it."""
     container = lab.engine.containers.run(
         image,
         entrypoint=["sleep", "3600"],
@@ -48,6 +49,7 @@ def stranger(lab: Lab, image: str) -> Iterator[Container]:
 
 @pytest.mark.smoke
 def test_up_makes_one_launcher_and_the_workers_with_their_labels(lab: Lab) -> None:
+    """Launcher and two workers run, with hostname and labels of lab and role."""
     containers = lab.containers()
     assert sorted(containers) == ["launcher", "worker-0", "worker-1"]
     for node, container in containers.items():
@@ -58,6 +60,7 @@ def test_up_makes_one_launcher_and_the_workers_with_their_labels(lab: Lab) -> No
 
 
 def test_the_lab_has_one_network_with_the_mtu_of_the_host(lab: Lab) -> None:
+    """One bridge network; its and the containers' MTU is the one of the host's default route."""
     (network,) = lab.networks()
     assert network.attrs["Driver"] == "bridge"
     assert network.attrs["Options"]["com.docker.network.driver.mtu"] == str(host_mtu())
@@ -66,6 +69,7 @@ def test_the_lab_has_one_network_with_the_mtu_of_the_host(lab: Lab) -> None:
 
 
 def test_containers_hold_no_more_privilege_than_sshd_needs(lab: Lab) -> None:
+    """All capabilities but the listed ones are dropped; no-new-privileges, no devices."""
     granted = {
         "launcher": {"SETGID", "SETUID"},
         "worker-0": {"AUDIT_WRITE", "SETGID", "SETUID", "SYS_CHROOT"},
@@ -82,6 +86,7 @@ def test_containers_hold_no_more_privilege_than_sshd_needs(lab: Lab) -> None:
 
 
 def test_containers_have_an_init_bounded_logs_and_bounded_processes(lab: Lab) -> None:
+    """Each container has an init, 3 logs of 10 MB, 8192 processes and 64 MiB of /dev/shm."""
     for config in host_config(lab).values():
         assert config["Init"] is True
         assert config["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "3"}}
@@ -90,6 +95,7 @@ def test_containers_have_an_init_bounded_logs_and_bounded_processes(lab: Lab) ->
 
 
 def test_nothing_is_published_and_the_docker_socket_stays_outside(lab: Lab) -> None:
+    """No container publishes a port or mounts docker.sock."""
     for container in lab.containers().values():
         assert not container.attrs["HostConfig"]["PortBindings"]
         assert not any(container.attrs["NetworkSettings"]["Ports"].values())
@@ -97,6 +103,7 @@ def test_nothing_is_published_and_the_docker_socket_stays_outside(lab: Lab) -> N
 
 
 def test_workers_share_the_cores_without_overlap(lab: Lab) -> None:
+    """Each worker has CPUs of its own; skip the test with a single CPU."""
     shares = [
         set(lab.inside(node, "python", "-c", "import os; print(*os.sched_getaffinity(0))").split())
         for node in ("worker-0", "worker-1")
@@ -109,12 +116,14 @@ def test_workers_share_the_cores_without_overlap(lab: Lab) -> None:
 
 @pytest.mark.smoke
 def test_a_second_up_touches_no_container(lab: Lab) -> None:
+    """A second `up` keeps all containers."""
     before = lab.identities()
     lab.call("up").expect(0)
     assert lab.identities() == before
 
 
 def test_up_with_fewer_nodes_removes_its_own_surplus_and_nothing_else(lab: Lab, image: str) -> None:
+    """LAB_NODES=1 removes worker-1, and not a foreign container of the same project."""
     with stranger(lab, image) as container:
         lab.call("up", "--setting", "LAB_NODES=1").expect(0)
         assert sorted(lab.containers()) == ["launcher", "worker-0"]
@@ -125,6 +134,7 @@ def test_up_with_fewer_nodes_removes_its_own_surplus_and_nothing_else(lab: Lab, 
 
 
 def test_a_worker_that_was_removed_comes_back_alone(lab: Lab) -> None:
+    """Remove worker-1 by hand: status is partial, and `up` recreates it and keeps the others."""
     before = lab.identities()
     lab.containers()["worker-1"].remove(force=True)
     assert lab.call("status", "--json").expect(0).json["state"] == "partial"
@@ -135,6 +145,7 @@ def test_a_worker_that_was_removed_comes_back_alone(lab: Lab) -> None:
 
 
 def test_a_worker_that_was_stopped_is_started_again(lab: Lab) -> None:
+    """Kill worker-0: `up` starts it and keeps the others."""
     before = lab.identities()
     lab.containers()["worker-0"].kill()
     lab.call("up").expect(0)
@@ -146,6 +157,7 @@ def test_a_worker_that_was_stopped_is_started_again(lab: Lab) -> None:
 
 
 def test_status_says_what_docker_says(lab: Lab) -> None:
+    """`status --json` lists name, role, host, state, slots and health of each node."""
     document = lab.call("status", "--json").expect(0).json
     assert document["schema"] == 1
     assert (document["lab"], document["state"]) == (lab.name, "up")
@@ -162,7 +174,10 @@ def test_status_says_what_docker_says(lab: Lab) -> None:
 
 @pytest.mark.parametrize("command", [("status", "--json"), ("up", "--dry-run"), ("down", "--dry-run")], ids=" ".join)
 def test_looking_changes_nothing(lab: Lab, command: tuple[str, ...]) -> None:
+    """status and dry runs change no container, network or file's time."""
+
     def state() -> object:
+        """Return containers, networks and the modification times of files in .lab/nodes."""
         files = {path: path.stat().st_mtime_ns for path in (lab.path / ".lab/nodes").rglob("*")}
         return lab.identities(), [network.id for network in lab.networks()], files
 
@@ -172,6 +187,7 @@ def test_looking_changes_nothing(lab: Lab, command: tuple[str, ...]) -> None:
 
 
 def test_a_dry_run_of_up_on_a_lab_that_is_down_makes_nothing(fresh_lab: FreshLab) -> None:
+    """The plan names worker-1; no container, network or file is made."""
     lab = fresh_lab()
     answer = lab.call("up", "--dry-run", "--json").expect(0)
     assert "worker-1" in "\n".join(answer.json["plan"])
@@ -181,6 +197,7 @@ def test_a_dry_run_of_up_on_a_lab_that_is_down_makes_nothing(fresh_lab: FreshLab
 
 @pytest.mark.smoke
 def test_down_twice_and_with_the_state_directory_deleted(fresh_lab: FreshLab, image: str) -> None:
+    """`down` exits with 0 the second time too, and removes everything of the lab without .lab."""
     lab = fresh_lab(LAB_NODES="1")
     lab.call("up").expect(0)
     with stranger(lab, image) as container:
@@ -197,6 +214,7 @@ def test_down_twice_and_with_the_state_directory_deleted(fresh_lab: FreshLab, im
 
 
 def test_clean_removes_keys_and_rendered_files_but_no_run(fresh_lab: FreshLab) -> None:
+    """`clean` removes containers and .lab, and keeps the runs."""
     lab = fresh_lab(LAB_NODES="1")
     lab.call("up").expect(0)
     (lab.path / "runs/kept").mkdir(parents=True)
@@ -209,6 +227,7 @@ def test_clean_removes_keys_and_rendered_files_but_no_run(fresh_lab: FreshLab) -
 @pytest.mark.smoke
 @pytest.mark.parametrize("node", ["worker-0", "worker-1"])
 def test_the_files_of_a_node_work_by_hand(lab: Lab, node: str) -> None:
+    """`docker compose config -q` accepts a node's compose.yml without a word."""
     done = subprocess.run(
         ["docker", "compose", "-f", f".lab/nodes/{node}/compose.yml", "config", "-q"],
         cwd=lab.path,
@@ -219,6 +238,7 @@ def test_the_files_of_a_node_work_by_hand(lab: Lab, node: str) -> None:
 
 
 def test_private_files_are_for_their_owner_alone(lab: Lab) -> None:
+    """No file in .lab has permissions for group or others, except within the caches of runs."""
     cache = lab.path / ".lab/cache"
     for path in (lab.path / ".lab").rglob("*"):
         # Compiled files of runs keep their own modes; their folders are private.
@@ -228,7 +248,10 @@ def test_private_files_are_for_their_owner_alone(lab: Lab) -> None:
 
 
 def test_workers_become_healthy(lab: Lab) -> None:
+    """Both workers' health checks are healthy within 120 s."""
+
     def health() -> set[str]:
+        """Return the health states of the workers' containers."""
         return {
             container.attrs["State"]["Health"]["Status"]
             for node, container in lab.containers().items()
@@ -239,6 +262,7 @@ def test_workers_become_healthy(lab: Lab) -> None:
 
 
 def test_shared_memory_is_as_large_as_the_settings_say(lab: Lab) -> None:
+    """60 MiB fit into worker-1's /dev/shm, 70 MiB do not."""
     fill = "dd if=/dev/zero of=/dev/shm/filled bs=1M count=$1 status=none; code=$?; rm /dev/shm/filled; exit $code"
     enough = lab.call("exec", "-n", "worker-1", "--", "sh", "-c", fill, "sh", "60")
     too_much = lab.call("exec", "-n", "worker-1", "--", "sh", "-c", fill, "sh", "70")
@@ -247,6 +271,7 @@ def test_shared_memory_is_as_large_as_the_settings_say(lab: Lab) -> None:
 
 
 def test_limits_of_the_compose_file_hold_in_a_container_and_over_ssh(lab: Lab) -> None:
+    """ulimit of stack, files and locked memory equals the container's, in exec and ssh."""
     limits = {limit["Name"]: limit for limit in lab.containers()["worker-1"].attrs["HostConfig"]["Ulimits"]}
     assert "stack" in limits
     for name, (flag, unit) in {"stack": ("s", 1024), "nofile": ("n", 1), "memlock": ("l", 1024)}.items():

@@ -24,7 +24,7 @@ TOGETHER = "[{workload: picky}]"
 
 
 def picky(lab: Lab, checks: str) -> Path:
-    """Write workload `picky`, which fails on worker-1, and a profile with these checks; return the profile's path."""
+    """Write workload `picky`, which fails on worker-1, and a profile with these checks; return its path."""
     folder = lab.path / "workloads/picky"
     folder.mkdir()
     (folder / "workload.yml").write_text(PICKY)
@@ -43,6 +43,7 @@ def picky(lab: Lab, checks: str) -> Path:
     ],
 )
 def test_a_good_lab_passes_and_nothing_of_it_is_left(fresh_lab: FreshLab, changes: dict[str, str]) -> None:
+    """The quick profile makes a lab, passes all steps, writes a report and removes the lab."""
     lab = fresh_lab()
     text = lab.call("validate", "--profile", "quick", "--print-profile").expect(0).out
     for old, new in changes.items():
@@ -65,6 +66,7 @@ def test_a_good_lab_passes_and_nothing_of_it_is_left(fresh_lab: FreshLab, change
 
 
 def test_a_node_that_fails_is_named_and_a_lab_that_was_up_is_left_alone(lab: Lab) -> None:
+    """A check fails on worker-1: exit code 5, it is failing, worker-0 good, containers stay."""
     profile, before = picky(lab, ALONE), lab.identities()
     answer = lab.call("validate", "--profile", str(profile), "--json").expect(5)
     validation = answer.json["validation"]
@@ -79,6 +81,7 @@ def test_a_node_that_fails_is_named_and_a_lab_that_was_up_is_left_alone(lab: Lab
 
 @pytest.mark.slow
 def test_a_node_that_fails_with_others_is_found_by_bisection(fresh_lab: FreshLab) -> None:
+    """A run on four nodes fails by worker-1: exit code 5, bisection names it alone."""
     lab = fresh_lab(LAB_NODES="4")
     answer = lab.call("validate", "--profile", str(picky(lab, TOGETHER)), "--json", limit=300).expect(5)
     validation = answer.json["validation"]
@@ -98,6 +101,7 @@ SAME_LOSSES = "[{workload: opt-tiny, name: same-losses, nodes: each, rehearse: t
 
 
 def test_a_node_that_flips_a_bit_computes_wrongly(fresh_lab: FreshLab) -> None:
+    """worker-2 flips a bit of its parameters: exit code 5, it is failing as it computes wrongly."""
     lab = fresh_lab(LAB_NODES="3")
     training = lab.path / "workloads/opt/sft.py"
     text = training.read_text()
@@ -115,6 +119,7 @@ def test_a_node_that_flips_a_bit_computes_wrongly(fresh_lab: FreshLab) -> None:
 
 
 def test_the_baseline_of_a_lab_that_is_up_is_kept(lab: Lab) -> None:
+    """`validate` judges a metric by the baseline that `baseline` recorded in the same lab, and passes."""
     profile, before = lab.path / "mine.yml", lab.identities()
     profile.write_text("description: mine\nwithin: 99%\nchecks: [{workload: hello, metrics: {answer: {}}}]\n")
     lab.call("baseline", "--profile", str(profile)).expect(0)
@@ -127,6 +132,7 @@ def test_the_baseline_of_a_lab_that_is_up_is_kept(lab: Lab) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_ctrl_c_and_a_closed_terminal_remove_the_lab(fresh_lab: FreshLab, number: signal.Signals) -> None:
+    """SIGINT or SIGHUP during a check: exit code 130, `Interrupted.`, nothing of the lab is left."""
     lab = fresh_lab()
     profile = lab.path / "mine.yml"
     profile.write_text("description: a run that does not end\nchecks: [{workload: stubborn}]\n")
@@ -139,6 +145,7 @@ def test_ctrl_c_and_a_closed_terminal_remove_the_lab(fresh_lab: FreshLab, number
 
 
 def test_ctrl_c_ends_a_hook(fresh_lab: FreshLab) -> None:
+    """SIGINT during a hook that sleeps: exit code 130, and labctl says that nothing was started."""
     lab = fresh_lab()
     profile = lab.path / "mine.yml"
     profile.write_text(

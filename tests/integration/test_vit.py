@@ -17,6 +17,7 @@ COLUMNS = (
 
 
 def test_every_rank_and_epoch_has_a_row_in_metrics_csv(lab: Lab) -> None:
+    """A rehearsal under mpirun passes, learns, and writes a row per rank and epoch to metrics.csv."""
     argv = ("--rehearse", "--launcher", "mpirun", "--json")
     result = lab.call("run", "vit", *argv, limit=1200).expect(0).json
     assert (result["verdict"], result["launcher"], result["world_size"]) == ("PASS", "mpirun", 2)
@@ -44,6 +45,7 @@ def write_cifar10(folder: Path, images: int) -> None:
 
 @pytest.mark.slow
 def test_it_runs_on_cifar10s_files(lab: Lab) -> None:
+    """A rehearsal under DeepSpeed's launcher reads CIFAR-10's files in the cache and uses a hundredth of them."""
     # The rehearsal uses a hundredth of the images, which must fill a batch on both ranks.
     write_cifar10(lab.path / "cache" / "cifar" / "cifar-10-batches-bin", 700)
     argv = ("--rehearse", "--set", "data-path=cifar", "--json")

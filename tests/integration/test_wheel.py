@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*argv: str | Path, cwd: Path) -> str:
+    """Run a command without PYTHONPATH; return its stdout; assert that it exits with 0."""
     # A checkout on the path would take precedence over the installed package.
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(list(map(str, argv)), cwd=cwd, env=environ, capture_output=True, text=True, check=False)
@@ -21,6 +22,7 @@ def run(*argv: str | Path, cwd: Path) -> str:
 
 
 def test_an_installed_wheel_makes_and_renders_a_lab_anywhere(tmp_path: Path) -> None:
+    """A wheel in a new venv makes and renders a lab, and has all templates and workloads."""
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
     run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
     (wheel,) = tmp_path.glob("labctl-*.whl")
