@@ -15,7 +15,7 @@ OTHER_FORMATS = ["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.pth", "*.ggu
 
 
 def fetch(kind: str, name: str) -> dict[str, object]:
-    """Download a repository, with a link at models/NAME if it is a model; return kind, name, revision and bytes."""
+    """Download a repository, without other weights if it has safetensors; link a model; return its report."""
     from huggingface_hub import HfApi, snapshot_download
 
     files = HfApi().list_repo_files(name, repo_type=kind)

@@ -1384,6 +1384,7 @@ class Looker:
     """Looks at what the ranks of a run wait for: once per silence, when `look` asks, and before they are ended."""
 
     def __init__(self, folder: Path, job: dict[str, Any], state: RunState, keep: Callable[[bytes], object]) -> None:
+        """Look at the run of `state` in `folder`; `keep` gets the lines that a look prints. Nothing starts yet."""
         self._folder, self._job, self._state, self._keep = folder, job, state, keep
         self._told: float | None = None
         """Time of the last output before the silence that was told of."""
@@ -1424,6 +1425,7 @@ class Looker:
         (self._folder / "looked.new").rename(self._folder / "looked.json")
 
     def _tell(self) -> None:
+        """Look at the ranks; look again later if they may go on, else print the finding if still silent."""
         silent = self._state.steps.silent
         finding = look_at_ranks(self._job, self._state)
         # Ranks that have only just begun to wait may go on: they are looked at again.

@@ -19,7 +19,7 @@ WORKERS = ("worker-0", "worker-1")
 
 @contextmanager
 def under_way(lab: Lab, seconds: int, script: str) -> Iterator[Running]:
-    """Start `labctl exec --all -- bash -c SCRIPT`; yield it once both workers run `sleep SECONDS`."""
+    """Start `labctl exec --all -- bash -c SCRIPT`; yield it once both workers run `sleep SECONDS`; then kill it."""
     with lab.start("exec", "--all", "--", "bash", "-c", script) as running:
         wait_until(lambda: sleeping(lab, seconds) == list(WORKERS), 120, "the command runs on both")
         yield running

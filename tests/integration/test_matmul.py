@@ -11,7 +11,7 @@ pytestmark = pytest.mark.docker
 
 
 def test_the_slow_rank_is_named_and_fails_the_run_where_none_is_expected(lab: Lab) -> None:
-    """Rank 1 computes ten times as much: exit code 5, `slow` is 1, the log names worker-1."""
+    """Rank 1 is slowed down tenfold: exit code 5, `slow` is 1, the log names worker-1."""
     aid = ("--set", "slow-rank=1", "--set", "slow-factor=10")
     argv = ("--launcher", "mpirun", "--rehearse", "--json", "--expect", "slow<=0", *aid)
     result = lab.call("run", "matmul", *argv).expect(5).json
