@@ -1463,16 +1463,15 @@ def is_stuck(finding: dict[str, Any], steps: Steps) -> bool:
 def look_at_ranks(job: dict[str, Any], state: RunState) -> dict[str, Any]:
     """Return what the ranks of a run wait for, by diagnosis.py; each node writes its stacks."""
     command = [*AGENT, "stacks", job["id"], job["directory"]]
-    nodes: dict[str, dict[str, object]] = {}
+    nodes: dict[str, Any] = {}
     for name, (code, printed) in ask_nodes(job, LOOK_LIMIT, command, command).items():
         try:
             answer = json.loads(printed)
             nodes[answer["node"]] = answer
         except (ValueError, KeyError, TypeError):
-            error = (
-                {"unreached": "no answer over ssh"} if code == SSH_FAILED else {"error": "it could not be looked at"}
-            )
-            nodes[name.partition(".")[0]] = error
+            is_reached = code != SSH_FAILED
+            reason = {"error": "it could not be looked at"} if is_reached else {"unreached": "no answer over ssh"}
+            nodes[name.partition(".")[0]] = reason
     try:
         return dict(beside("diagnosis").explain(nodes, state.places, state.codes))
     except Exception as error:  # noqa: BLE001 - ranks may answer anything, and the run has to be ended

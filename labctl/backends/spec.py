@@ -160,7 +160,7 @@ def chosen_devices(settings: Settings, accelerator: str, host: Host) -> tuple[De
 
 
 def unused_choices(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning per environment variable, such as CUDA_VISIBLE_DEVICES, that chooses devices in vain.
+    """Yield a warning per variable of the environment that chooses devices of an accelerator in vain.
 
     Such a variable numbers the devices of one shell's machine: a lab may have others, and keeps the devices of its
     nodes from `up` on. None for a vendor that LAB_ACCELERATOR rules out, or if a setting of labctl chooses.

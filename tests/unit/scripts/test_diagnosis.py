@@ -193,7 +193,7 @@ def test_a_message_of_nccl_waits_for_its_partner_alone() -> None:
     receive = collective(1, "recv 0<-2", message=True)
     found = explained(seen(0, receive), *(seen(rank, collective(5, done=True)) for rank in (1, 2, 3)))
     assert found["sentence"] == (
-        "rank 2 (worker-1) has not sent what rank 0 has waited for for 17 s in recv (train.py:13)"
+        "rank 2 (worker-1) has not sent what rank 0 has waited for in recv (train.py:13) for 17 s"
     )
 
 
