@@ -26,7 +26,7 @@ GPU = Device(
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """Tree of the machine's files, with two of its cores."""
+    """Copy the H100 machine's recorded /proc and /sys files to tmp_path, with cores 0-1 and empty /dev files; return it."""
     shutil.copytree(H100, tmp_path, dirs_exist_ok=True)
     sysfs.cores(tmp_path, "0-1")
     (tmp_path / "dev").mkdir()
@@ -36,11 +36,13 @@ def machine(tmp_path: Path) -> Path:
 
 
 def test_the_card_and_its_driver_are_found(machine: Path) -> None:
+    """Find exactly the recorded H100, and driver version 580.159.04."""
     assert nvidia.find(machine) == (GPU,)
     assert nvidia.driver(machine) == "580.159.04"
 
 
 def test_its_tool_adds_the_memory_and_finds_nothing_wrong() -> None:
+    """Describe the H100 from its recorded nvidia-smi output: 81559 MiB of memory and no health problem."""
     text = (H100 / "nvidia-smi-query.txt").read_text()
     (card,) = vendor_tools.describe("nvidia", (GPU,), lambda *_: CompletedProcess((), 0, text, ""))
     assert (card.memory, card.health) == (81559 << 20, "")

@@ -57,10 +57,11 @@ LAB_SHM_SIZE=1g # with the token: hf_{CANARY.replace("-", "0")}
 
 @pytest.fixture(autouse=True)
 def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the engine by one that has a small image, which `docker save` writes."""
+    """Replace process.run by a `docker save` that copies a small archive, and report every image as present."""
     made = image_archive(tmp_path / "saved.tar", NAME, [b"l" * 3000])
 
     def run(argv: Any, **_: object) -> CompletedProcess:
+        """Copy the prepared archive to the --output path of `docker save`; fail on any other command."""
         assert argv[:3] == ["docker", "save", "--output"]
         shutil.copy(made, argv[3])
         return CompletedProcess(tuple(argv), 0, "", "")
@@ -71,7 +72,7 @@ def _engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Path:
-    """A lab directory with all kinds of files."""
+    """Write a lab directory with settings, workloads, private keys, secrets, links and a run; return its path."""
     files = {
         ".env": ENV,
         "hosts.txt": "h1\nh2\n",
@@ -103,7 +104,7 @@ def lab(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """A cache with a model, and with a lock and a token that no bundle may have."""
+    """Write a cache with one model, a lock file and a token, which no bundle may contain; return its path."""
     root = tmp_path / "cache"
     snapshot = root / "huggingface/hub/models--m/snapshots/1"
     snapshot.mkdir(parents=True)
@@ -116,11 +117,13 @@ def cache(tmp_path: Path) -> Path:
 
 
 def context(directory: Path, **flags: str) -> Context:
+    """Return a Context for this directory with HOME=/home/me, no events and these flags."""
     return Context(directory=directory, environ={"HOME": "/home/me"}, emit=lambda _: None, flags=flags)
 
 
 @pytest.fixture
 def file(lab: Path, tmp_path: Path) -> Path:
+    """Save the lab as lab.bundle; return its path."""
     save.save_bundle(context(lab), tmp_path / "lab.bundle")
     return tmp_path / "lab.bundle"
 
@@ -134,6 +137,7 @@ def unpacked(file: Path, directory: Path, *, force: bool = False) -> list[str]:
 
 
 def tree(directory: Path) -> dict[str, str]:
+    """Return the text of each file, or the target of each link, by relative path."""
     return {
         str(path.relative_to(directory)): str(path.readlink()) if path.is_symlink() else path.read_text()
         for path in sorted(directory.rglob("*"))
@@ -145,6 +149,7 @@ def tree(directory: Path) -> dict[str, str]:
 
 
 def test_the_lab_comes_out_as_it_went_in_less_keys_and_secrets(lab: Path, file: Path, tmp_path: Path) -> None:
+    """Save and unpack a lab: files come out unchanged, private keys and secrets do not, secret lines of .env are comments."""
     unpacked(file, tmp_path / "out")
     came = tree(tmp_path / "out")
     assert CANARY not in "".join(came.values())
@@ -169,6 +174,7 @@ def test_the_lab_comes_out_as_it_went_in_less_keys_and_secrets(lab: Path, file: 
 
 
 def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
+    """Save a lab: the result lists each excluded path and .env line with its reason."""
     saved = save.save_bundle(context(lab), tmp_path / "lab.bundle")
     assert {exclusion.path: exclusion.reason for exclusion in saved.excluded} == {
         ".env: HF_TOKEN": "a secret",
@@ -191,6 +197,7 @@ def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_labs_image_is_made_of_goes_along(lab: Path, tmp_path: Path) -> None:
+    """Set LAB_DOCKERFILE and LAB_REQUIREMENTS to files of the lab: they are bundled, so the image tag stays the same."""
     (lab / "image/patches").mkdir(parents=True)
     (lab / "image/Dockerfile").write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY patches /patches\n")
     (lab / "image/patches/apply.sh").touch(0o755)
@@ -204,6 +211,7 @@ def test_what_the_labs_image_is_made_of_goes_along(lab: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["/etc/image/Dockerfile", "Dockerfile", "../image/Dockerfile", "runs/1/Dockerfile"])
 def test_a_dockerfile_elsewhere_stays_and_is_said(name: str, lab: Path) -> None:
+    """Name a Dockerfile outside the lab's folders: neither it nor overrides are bundled, and each exclusion has its reason."""
     (lab / ".env").write_text(f"{ENV}LAB_DOCKERFILE={name}\nLAB_REQUIREMENTS=~/requirements.txt\n")
     (lab / "compose.override.yml").write_text("services: {}\n")
     (lab / ".lab/nodes/worker-0/override.yml").write_text("services: {}\n")
@@ -218,6 +226,7 @@ def test_a_dockerfile_elsewhere_stays_and_is_said(name: str, lab: Path) -> None:
 
 
 def test_what_else_is_in_the_cache_stays_and_is_said(lab: Path, cache: Path, tmp_path: Path) -> None:
+    """Add other folders to the cache: only huggingface/ is bundled, and the others are listed as excluded."""
     (cache / "mnist").mkdir()
     (cache / "mnist/train").write_text("x")
     (cache / ".ssh").mkdir()
@@ -230,6 +239,7 @@ def test_what_else_is_in_the_cache_stays_and_is_said(lab: Path, cache: Path, tmp
 
 
 def test_a_clone_in_the_home_may_have_the_name_of_a_system_directory(lab: Path, tmp_path: Path) -> None:
+    """Save a lab with HOST_REPO_PATH=~/dev/...: the bundle keeps the line and unpacks."""
     (lab / ".env").write_text(f"{ENV}HOST_REPO_PATH=~/dev/DeepSpeedExamples\n")
     save.save_bundle(context(lab), tmp_path / "lab.bundle")
     assert "HOST_REPO_PATH=~/dev/" in load.settings_of(load.checked(tmp_path / "lab.bundle", lambda _: None))
@@ -237,6 +247,7 @@ def test_a_clone_in_the_home_may_have_the_name_of_a_system_directory(lab: Path, 
 
 
 def test_secrets_go_along_when_they_are_asked_for(lab: Path, tmp_path: Path) -> None:
+    """Save with secrets=True: .env and hf_token come out unchanged, and only the owner may read the bundle."""
     save.save_bundle(context(lab), tmp_path / "lab.bundle", secrets=True)
     unpacked(tmp_path / "lab.bundle", tmp_path / "out")
     came = tree(tmp_path / "out")
@@ -246,10 +257,12 @@ def test_secrets_go_along_when_they_are_asked_for(lab: Path, tmp_path: Path) -> 
 
 
 def test_the_pinned_versions_of_labctls_own_images_go_along() -> None:
+    """Name the version lock files of labctl/horovod and labctl/cpu; none for another image."""
     assert list(save.locks_of(["labctl/horovod", "labctl/cpu", NAME])) == ["horovod.lock", "cpu.lock"]
 
 
 def test_a_bundle_is_an_image_archive_too(file: Path) -> None:
+    """Read manifest.json from the bundle: its RepoTags name the lab's image."""
     with tarfile.open(file) as tar:
         manifest = tar.extractfile("manifest.json")
         assert manifest
@@ -259,6 +272,7 @@ def test_a_bundle_is_an_image_archive_too(file: Path) -> None:
 def test_a_save_that_fails_leaves_the_file_that_was_there(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Let a write fail with "No space left on device": HostError, the old bundle stays and no temporary file."""
     (tmp_path / "lab.bundle").write_text("before")
 
     def full(*_: object, **__: object) -> None:
@@ -272,6 +286,7 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(
 
 
 def test_an_image_that_is_not_here_is_said(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save a lab whose image is missing: HostError names the image."""
     monkeypatch.setattr(local, "described", lambda _: None)
     with pytest.raises(HostError, match=f"image {NAME} not found on this machine"):
         save.save_bundle(context(lab), tmp_path / "lab.bundle")
@@ -280,6 +295,7 @@ def test_an_image_that_is_not_here_is_said(lab: Path, tmp_path: Path, monkeypatc
 def test_a_lab_that_is_up_for_a_workload_is_saved_with_the_image_of_its_settings_too(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Keep a workload's image: both it and LAB_IMAGE are saved, and each, if missing, is named with its build command."""
     here = context(lab)
     here.keep_image(images.for_workload(here, here.settings(), workload(packages=("nltk",))))
     kept = packages.tag(NAME, packages.Additions(("nltk",)))
@@ -295,6 +311,7 @@ def test_a_lab_that_is_up_for_a_workload_is_saved_with_the_image_of_its_settings
 
 
 def test_a_file_that_was_cut_off_changes_nothing(file: Path, tmp_path: Path) -> None:
+    """Cut the bundle at many offsets: HostError "is truncated" or "is damaged", and nothing is written."""
     with tarfile.open(file) as tar:
         last = tar.getmembers()[-1]
     end = last.offset_data + last.size
@@ -307,12 +324,13 @@ def test_a_file_that_was_cut_off_changes_nothing(file: Path, tmp_path: Path) -> 
 
 
 def contents_of(file: Path) -> Iterator[int]:
-    """Yield the offset of the middle of each member of a tar that is not empty."""
+    """Yield the offset of the middle byte of each member of a tar that is not empty."""
     with tarfile.open(file) as tar:
         yield from (member.offset_data + member.size // 2 for member in tar if member.size)
 
 
 def test_a_changed_byte_in_any_member_changes_nothing(file: Path, tmp_path: Path) -> None:
+    """Flip one bit in each member: HostError "is damaged" each time, and nothing is written."""
     whole = bytearray(file.read_bytes())
     for place in list(contents_of(file)):
         whole[place] ^= 1
@@ -325,6 +343,7 @@ def test_a_changed_byte_in_any_member_changes_nothing(file: Path, tmp_path: Path
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8b" + b"x" * 5000, b"x" * 5000], ids=["empty", "gzip", "other"])
 def test_what_is_no_bundle_is_said(tmp_path: Path, content: bytes) -> None:
+    """Open an empty, gzip or other file as a bundle: HostError "not a bundle" with a hint."""
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(HostError, match=r"not a bundle") as caught:
         Bundle(tmp_path / "file")
@@ -349,6 +368,7 @@ ABOUT = {"lab": "x", "written": "today", "labctl": "1", "images": [NAME], "left_
 def test_a_whole_bundle_of_no_lab_is_said(
     tmp_path: Path, about: dict[str, Any], files: dict[str, bytes], message: str
 ) -> None:
+    """Load intact bundles without .env or with malformed descriptions: an error says so, and nothing is written."""
     path = image_archive(tmp_path / "odd", NAME, [b"l"])
     with BundleWriter(path, about) as sealer:
         for name, content in files.items():
@@ -360,6 +380,7 @@ def test_a_whole_bundle_of_no_lab_is_said(
 
 @pytest.mark.parametrize("seal", [b"[]", b"{}", b"null", b"[" * 100_000])
 def test_a_seal_of_another_kind_is_said(tmp_path: Path, seal: bytes) -> None:
+    """Append a bundle.json that is no valid seal: HostError "is damaged"."""
     path = image_archive(tmp_path / "odd", NAME, [b"l"])
     with tarfile.open(path, "a") as tar:
         member = tarfile.TarInfo("labctl/bundle.json")
@@ -370,6 +391,7 @@ def test_a_seal_of_another_kind_is_said(tmp_path: Path, seal: bytes) -> None:
 
 
 def test_a_load_waits_for_nobody_who_changes_the_lab(file: Path, tmp_path: Path) -> None:
+    """Hold the lab's lock while loading: HostError names `labctl up`, and nothing but the lock is written."""
     out = tmp_path / "out"
     with filelock.held(out / filelock.LAB, "labctl up"), pytest.raises(HostError, match=r"`labctl up` by .* holds"):
         load.load_bundle(context(out), file)
@@ -377,6 +399,7 @@ def test_a_load_waits_for_nobody_who_changes_the_lab(file: Path, tmp_path: Path)
 
 
 def test_a_link_of_the_bundle_itself_leads_its_locks_nowhere(tmp_path: Path) -> None:
+    """Load a bundle with a link at .lab/bundle: HostError, and a lock file of the lab stays unchanged."""
     path, out = image_archive(tmp_path / "odd", NAME, [b"l"]), tmp_path / "out"
     with BundleWriter(path, ABOUT) as sealer:
         sealer.add("lab/.env", b"LAB_NAME=x\n")
@@ -390,6 +413,7 @@ def test_a_link_of_the_bundle_itself_leads_its_locks_nowhere(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    """Open a missing file as a bundle: ConfigError "No such file"."""
     with pytest.raises(ConfigError, match="No such file"):
         Bundle(tmp_path / "file")
 
@@ -406,6 +430,7 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_leads_out_of_a_bundle(tmp_path: Path, name: str, target: str) -> None:
+    """Load a bundle with a member path or link target outside its folder: HostError "unsafe path in bundle"."""
     path = image_archive(tmp_path / "evil", NAME, [b"l"])
     with BundleWriter(path, {}) as sealer:
         sealer.add(name, b"" if target else b"x", target=target)
@@ -414,6 +439,7 @@ def test_nothing_leads_out_of_a_bundle(tmp_path: Path, name: str, target: str) -
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """Load a bundle that writes below one of its own links: HostError "unsafe path in bundle"."""
     path = image_archive(tmp_path / "evil", NAME, [b"l"])
     with BundleWriter(path, {}) as sealer:
         sealer.add("lab/a", target="b")
@@ -424,6 +450,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["workloads", ".lab"])
 def test_nothing_is_written_through_a_link_that_is_there(lab: Path, tmp_path: Path, name: str) -> None:
+    """Put a link in the target directory: HostError names it, and nothing is written on either side."""
     (lab / ".env").write_text(f"LAB_NAME=demo\nLAB_IMAGE={catalog.tag('cpu')}\nLAB_ACCELERATOR=cpu\n")
     save.save_bundle(context(lab), tmp_path / "lab.bundle")
     outside, out = tmp_path / "outside", tmp_path / "out"
@@ -446,6 +473,7 @@ def test_nothing_is_written_through_a_link_that_is_there(lab: Path, tmp_path: Pa
     ids=lambda header: next(iter(header)) + "=" + next(iter(header.values()))[:3],
 )
 def test_headers_that_cannot_be_are_damage(tmp_path: Path, header: dict[str, str]) -> None:
+    """Open a tar with impossible sparse or size headers: HostError as a bundle and as an image archive."""
     with tarfile.open(tmp_path / "odd", "w", format=tarfile.PAX_FORMAT) as tar:
         member = tarfile.TarInfo("x")
         member.pax_headers = header
@@ -460,7 +488,7 @@ def test_headers_that_cannot_be_are_damage(tmp_path: Path, header: dict[str, str
 
 
 def crafted(path: Path, members: dict[str, bytes], env: str = "LAB_NAME=x\n") -> Path:
-    """Write a valid bundle with these members and .env, without `bundle save`; return its path."""
+    """Write a valid bundle with these members and .env, without `labctl bundle save`; return its path."""
     with BundleWriter(image_archive(path, NAME, [b"l"]), ABOUT) as sealer:
         for name, content in {"lab/.env": env.encode(), **members}.items():
             sealer.add(name, content)
@@ -469,13 +497,14 @@ def crafted(path: Path, members: dict[str, bytes], env: str = "LAB_NAME=x\n") ->
 
 @pytest.fixture
 def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loads:
-    """Function that loads a bundle into ``out``, without its images; returns the result, files and warnings."""
+    """Return a function that loads a bundle into ``out``, without its images; set HOME to a test directory."""
     monkeypatch.setattr(load, "hand_out", lambda *_: {})
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
     def run(
         file: Path, ask: Callable[[str], bool] | None = None, **flags: str
     ) -> tuple[load.LoadedBundle, dict[str, str], list[str]]:
+        """Load the bundle into ``out``; return the result, the files there and the warnings."""
         events: list[Event] = []
         environ = {"HOME": str(tmp_path / "home")}
         here = Context(directory=tmp_path / "out", environ=environ, emit=events.append, flags=flags)
@@ -486,6 +515,7 @@ def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loads:
 
 
 def test_the_cache_goes_where_its_reader_has_one_and_not_where_the_bundle_says(loads: Loads, tmp_path: Path) -> None:
+    """Load a bundle that names a cache path: the cache goes to ~/.cache/labctl, and the line becomes a comment."""
     theirs = tmp_path / "home/other"
     theirs.mkdir(parents=True)
     env = f"LAB_NAME=x\nexport HOST_CACHE_PATH={theirs}\n"
@@ -500,6 +530,7 @@ def test_the_cache_goes_where_its_reader_has_one_and_not_where_the_bundle_says(l
 
 
 def test_a_cache_that_is_named_while_loading_is_the_labs(loads: Loads, tmp_path: Path) -> None:
+    """Load with HOST_CACHE_PATH given: the cache goes there, .env says so, and a second load writes no file."""
     file = crafted(tmp_path / "odd", {"cache/datasets/d": b"data"}, "LAB_NAME=x\nHOST_CACHE_PATH=/theirs\n")
     mine = str(tmp_path / "my cache")
     Path(mine).mkdir()
@@ -513,6 +544,7 @@ def test_a_cache_that_is_named_while_loading_is_the_labs(loads: Loads, tmp_path:
 def test_a_bundle_does_not_choose_which_directories_of_this_machine_containers_see(
     loads: Loads, tmp_path: Path
 ) -> None:
+    """Load a bundle that sets host paths and mounts: all are dropped with one warning; paths given as flags are kept."""
     env = "LAB_NAME=x\nHOST_CACHE_PATH=~/.config/autostart\nHOST_REPO_PATH=~/.mozilla\nHOST_OPTIMUM_HABANA_PATH=~/b\n"
     env += "LAB_MOUNTS=~/bin:/data\n"
     file = crafted(tmp_path / "odd", {}, env)
@@ -531,6 +563,7 @@ def test_a_bundle_does_not_choose_which_directories_of_this_machine_containers_s
 
 
 def test_only_models_and_data_go_into_a_cache(loads: Loads, tmp_path: Path) -> None:
+    """Load a cache with other files: only datasets/ is written here and on a host, and a warning names the rest."""
     startup = ".local/lib/python3.11/site-packages/x.pth"
     members = {f"cache/{name}": b"x" for name in (".ssh/authorized_keys", startup, "huggingface", "datasets/d")}
     file = crafted(tmp_path / "odd", members)
@@ -559,6 +592,7 @@ def test_only_models_and_data_go_into_a_cache(loads: Loads, tmp_path: Path) -> N
     ],
 )
 def test_nothing_is_written_that_no_save_writes(loads: Loads, tmp_path: Path, name: str) -> None:
+    """Load a bundle with a member that `bundle save` never writes: HostError, and nothing is written."""
     file = crafted(tmp_path / "odd", {name: b"#!/bin/sh\n", "lab/workloads/mine/train.py": b""})
     with pytest.raises(HostError, match=r"unsafe path|is no file of a lab") as caught:
         loads(file, ask=lambda _: True)
@@ -573,11 +607,13 @@ RUN_HERE = ("workloads/mine/.devcontainer/devcontainer.json", "workloads/.envrc"
 def test_what_programs_of_this_machine_may_run_is_written_if_the_person_says_so(
     loads: Loads, tmp_path: Path, answer: bool | None
 ) -> None:
+    """Load files that other programs may run: they are written only after a yes; else skipped and named."""
     members = {f"lab/{name}": b"x" for name in (*RUN_HERE, "workloads/mine/train.py", "workloads/.gitignore")}
     file = crafted(tmp_path / "odd", members, "LAB_NAME=x\nLAB_HOSTS=.vscode/hosts\n")
     questions: list[str] = []
 
     def ask(question: str) -> bool:
+        """Record the question; return the parametrized answer."""
         questions.append(question)
         return bool(answer)
 
@@ -590,6 +626,7 @@ def test_what_programs_of_this_machine_may_run_is_written_if_the_person_says_so(
 
 
 def test_what_was_written_is_listed(loads: Loads, tmp_path: Path) -> None:
+    """Load a bundle: the printed text counts files by folder, and names .env, hosts.txt and the cache."""
     names = ("workloads/a/train.py", "workloads/b/train.py", "hostfiles/two", "hosts.txt")
     members = {**{f"lab/{name}": b"" for name in names}, "locks/cpu.lock": b"", "cache/datasets/d": b""}
     loaded, _, _ = loads(crafted(tmp_path / "odd", members, "LAB_NAME=x\nLAB_HOSTS=hosts.txt\n"))
@@ -607,11 +644,13 @@ def test_what_was_written_is_listed(loads: Loads, tmp_path: Path) -> None:
 
 
 def test_a_second_load_writes_nothing(file: Path, tmp_path: Path) -> None:
+    """Unpack twice: six files are written the first time, none the second."""
     assert len(unpacked(file, tmp_path / "out")) == 6
     assert unpacked(file, tmp_path / "out") == []
 
 
 def test_other_content_is_not_overwritten_unless_forced(file: Path, tmp_path: Path) -> None:
+    """Load over a changed file: ConfigError names it and hints at --force; with force it is overwritten."""
     out = tmp_path / "out"
     (out / "workloads/mine").mkdir(parents=True)
     (out / "workloads/mine/train.py").write_text("mine\n")
@@ -623,6 +662,7 @@ def test_other_content_is_not_overwritten_unless_forced(file: Path, tmp_path: Pa
 
 
 def test_node_directories_that_were_rendered_since_stay(file: Path, tmp_path: Path) -> None:
+    """Change a rendered compose.yml after unpacking: a second unpack does not write it."""
     out = tmp_path / "out"
     unpacked(file, out)
     (out / ".lab/nodes/worker-0/compose.yml").write_text("rendered anew")
@@ -630,6 +670,7 @@ def test_node_directories_that_were_rendered_since_stay(file: Path, tmp_path: Pa
 
 
 def test_the_cache_goes_along_and_what_is_there_stays(lab: Path, cache: Path, tmp_path: Path) -> None:
+    """Unpack a cache where one blob is already there: it stays, and the missing link is written."""
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     remote = tmp_path / "there"
@@ -646,6 +687,7 @@ def test_the_cache_goes_along_and_what_is_there_stays(lab: Path, cache: Path, tm
 def test_no_room_is_said_before_anything_is_written(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Load with 10 bytes free: HostError "10 B free", and nothing is written."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(HostError, match="10 B free"):
         load.load_bundle(context(tmp_path / "out"), file)
@@ -653,6 +695,7 @@ def test_no_room_is_said_before_anything_is_written(
 
 
 def test_hosts_get_what_they_lack_of_the_cache(lab: Path, cache: Path, tmp_path: Path) -> None:
+    """Send the cache to two hosts: both get all but lock and token; a second time no byte is sent."""
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     whole = load.checked(file, lambda _: None)
@@ -668,6 +711,7 @@ def test_hosts_get_what_they_lack_of_the_cache(lab: Path, cache: Path, tmp_path:
 
 
 def test_a_host_that_cannot_take_the_cache_harms_no_other(lab: Path, cache: Path, tmp_path: Path) -> None:
+    """Send the cache to a host where its path is a file: only h1 fails, h2 gets it."""
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     hosts = {name: FakeHost(tmp_path / "rack", name) for name in ("h1", "h2")}
@@ -680,6 +724,7 @@ def test_a_host_that_cannot_take_the_cache_harms_no_other(lab: Path, cache: Path
 
 
 def test_hosts_that_share_a_cache_may_unpack_into_it_at_once(lab: Path, cache: Path, tmp_path: Path) -> None:
+    """Send the cache to four hosts that share one directory: no failure, every file is there, no temporary file."""
     (cache / "datasets").mkdir()
     for number in range(60):
         (cache / f"datasets/file-{number}").write_text(f"{number}" * 1000)
@@ -698,6 +743,7 @@ def test_hosts_that_share_a_cache_may_unpack_into_it_at_once(lab: Path, cache: P
 
 
 def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tmp_path: Path) -> None:
+    """Send only part of the cache's archive: HostError "the cache did not come whole", and the folder stays empty."""
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     whole = load.checked(file, lambda _: None)
@@ -711,6 +757,7 @@ def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tm
 
 
 def test_a_hosts_cache_is_not_filled_through_its_links(lab: Path, cache: Path, tmp_path: Path) -> None:
+    """Make the host's huggingface folder a link: the host fails with that reason, and nothing is written through it."""
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     host, outside = FakeHost(tmp_path / "rack", "h1"), tmp_path / "outside"
@@ -724,6 +771,7 @@ def test_a_hosts_cache_is_not_filled_through_its_links(lab: Path, cache: Path, t
 
 
 def test_a_host_that_failed_is_named_once() -> None:
+    """Print two failed hosts: each is named once, with its hint where it has one."""
     failed = (
         HostFailure(host="h1", message="h1: its engine is down", hint="on h1: df -h"),
         HostFailure(host="h2", message="it has no room", hint=""),
@@ -736,6 +784,7 @@ def test_a_host_that_failed_is_named_once() -> None:
 
 
 def test_a_bundle_does_not_choose_which_ports_this_machine_publishes(loads: Loads, tmp_path: Path) -> None:
+    """Load a bundle with LAB_PORTS: the setting is dropped with a warning."""
     _, files, warned = loads(crafted(tmp_path / "odd", {}, "LAB_NAME=x\nLAB_PORTS=0.0.0.0:9000:9000\n"))
     assert {entry.key for entry in dotenv.parse(files[".env"], ".env")} == {"LAB_NAME"}
     assert "LAB_PORTS" in warned[0]

@@ -25,6 +25,7 @@ def examining(directory: Path, monkeypatch: pytest.MonkeyPatch, findings: list[F
 
 
 def test_commands_of_fix_are_the_printed_ones_word_by_word() -> None:
+    """Split a fix text at && into argument lists, with quoted words kept whole."""
     printed = "labctl down && chmod 600 'a b' c && labctl up"
     assert fix.simple_commands(printed) == [["labctl", "down"], ["chmod", "600", "a b", "c"], ["labctl", "up"]]
 
@@ -32,7 +33,10 @@ def test_commands_of_fix_are_the_printed_ones_word_by_word() -> None:
 def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fix five findings: errors first, unfixable ones skipped, a refused command not run, failed ones not repeated."""
+
     def finding(level: Level, fix: str, *, auto_fixable: bool = True) -> Finding:
+        """Build a Finding with this level and fix."""
         return problem(level, "LAB-X-001", "so", impact="so", fix=fix, auto_fixable=auto_fixable)
 
     findings = [
@@ -46,12 +50,14 @@ def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
     typed: list[str] = []
 
     def type_in(context: Context, command: str) -> int:
+        """Record the command and remove its finding; return 1, with nothing removed, for `labctl up`."""
         typed.append(command)
         if command != "labctl up":
             findings[:] = [finding for finding in findings if finding.fix != command]
         return int(command == "labctl up")
 
     def ask(question: str) -> bool:
+        """Record the question; say no to the one about `down`."""
         questions.append(question)
         return "down" not in question
 
@@ -64,12 +70,14 @@ def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
 
 
 def test_fix_runs_nothing_once_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a run while the question is asked: HostError names the run, and no command is run."""
     typed: list[str] = []
     monkeypatch.setattr(fix, "run", lambda _, command: typed.append(command))
     wrong_one = Finding(code="LAB-X-001", level="error", node="local", summary="", fix="labctl up", auto_fixable=True)
     with contextlib.ExitStack() as run:
 
         def ask(_: str) -> bool:
+            """Hold the lock of a run from here on; say yes."""
             run.enter_context(filelock.held(tmp_path / filelock.RUNS / "one.lock", "run one"))
             return True
 
