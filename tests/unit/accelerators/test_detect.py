@@ -32,7 +32,7 @@ def find(name: str, root: Path) -> tuple[Device, ...]:
 
 
 def test_a_gpu_is_told_in_full(tmp_path: Path) -> None:
-    """Write one GPU with two cores of its NUMA node, one usable: the Device has path, name, UUID, firmware and that core."""
+    """Write one GPU with two cores, one of them usable: the Device has path, name, UUID, firmware and that core."""
     sysfs.nvidia(tmp_path, "0000:3b:00.0", 0, numa=1, cores=f"{CORE},{CORE + 1}")
     assert find("nvidia", tmp_path) == (
         Device(
@@ -82,7 +82,7 @@ def test_a_file_whose_gpu_is_gone_is_no_device(tmp_path: Path) -> None:
 
 
 def test_minor_numbers_are_indices_where_the_driver_tells_none(tmp_path: Path) -> None:
-    """Write a GPU without a minor number in /proc, and /dev/nvidia3: a Device with id 3 and its path, nothing more."""
+    """Write a GPU without a minor number in /proc, and /dev/nvidia3: a Device with id 3 and its path only."""
     sysfs.nvidia(tmp_path, "0000:01:00.0", None)
     sysfs.put(tmp_path / "dev/nvidia3")
     assert find("nvidia", tmp_path) == (Device(id="3", path="/dev/nvidia3"),)
@@ -121,7 +121,7 @@ def test_the_version_of_the_nvidia_driver(tmp_path: Path, path: str, text: str) 
 
 
 def test_a_gaudi_is_told_in_full(tmp_path: Path) -> None:
-    """Write one Gaudi: the Device has path, PCI address, module, NUMA node, core, name and firmware; driver() its version."""
+    """Write one Gaudi: the Device has all the fields that sysfs gives, and driver() returns its version."""
     attributes = {"module_id": "3", "device_type": "GAUDI2", "fw_os_ver": "1.18.0-fw-53.1", "status": "Operational"}
     sysfs.gaudi(tmp_path, 0, "0000:19:00.0", numa=0, cores=str(CORE), told=attributes)
     sysfs.put(tmp_path / "sys/module/habanalabs/version", "1.18.0-ee698fb\n")
@@ -178,7 +178,7 @@ def test_an_intel_card_is_told_in_full(tmp_path: Path) -> None:
 
 
 def test_graphics_in_the_processor_are_taken_only_when_asked_for(tmp_path: Path) -> None:
-    """Write integrated graphics only: auto chooses cpu and says how to take them, LAB_ACCELERATOR=intel takes them."""
+    """Write integrated graphics only: auto chooses cpu and names LAB_ACCELERATOR=intel, which takes them."""
     sysfs.render_node(tmp_path, 128, "0000:00:02.0", driver="i915")
     choice = accelerators.choose("auto", tmp_path)
     assert choice.name == "cpu"
@@ -361,7 +361,7 @@ def test_paths_are_named_as_the_host_knows_them(tmp_path: Path) -> None:
 
 
 def test_fabrics_by_their_first_port(tmp_path: Path) -> None:
-    """Write two InfiniBand devices: each Fabric has layer, state, NUMA node and interface of port 1, or empty and None."""
+    """Write two InfiniBand devices: each Fabric has layer, state, NUMA node and interface, or empty and None."""
     first, second = (tmp_path / "sys/class/infiniband" / name for name in ("mlx5_0", "mlx5_1"))
     sysfs.put(first / "ports/1/link_layer", "Ethernet\n")
     sysfs.put(first / "ports/1/state", "4: ACTIVE\n")

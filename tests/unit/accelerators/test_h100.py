@@ -26,7 +26,7 @@ GPU = Device(
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """Copy the H100 machine's recorded /proc and /sys files to tmp_path, with cores 0-1 and empty /dev files; return it."""
+    """Copy the recorded /proc and /sys of the H100 machine to tmp_path, with cores 0-1 and empty /dev files."""
     shutil.copytree(H100, tmp_path, dirs_exist_ok=True)
     sysfs.cores(tmp_path, "0-1")
     (tmp_path / "dev").mkdir()

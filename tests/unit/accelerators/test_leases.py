@@ -118,7 +118,7 @@ def test_a_device_that_nobody_has_is_free(tmp_path: Path, mine: Lab) -> None:
 
 
 def test_the_holder_is_named_and_what_to_do(tmp_path: Path, mine: Lab) -> None:
-    """Let another lab hold device 0: HostError names its holder, exit code 3, hint is its down command or the free device."""
+    """Let another lab hold device 0: HostError with exit code 3 names it; the hint is its down or the free device."""
     with running(mine, lab="other", directory="/srv/lab a"):
         error = refusal(mine)
         holder = leases.holder(mine.hosts[0].locks, CARDS[0])
@@ -232,7 +232,7 @@ def test_everyone_may_use_the_locks_whatever_the_umask(tmp_path: Path) -> None:
 
 
 def test_one_lab_after_the_other_is_given_devices(tmp_path: Path) -> None:
-    """Grant devices to a second lab with wait=0 while the first is being granted: HostError names `labctl up of lab first`."""
+    """Grant devices to a second lab while the first is being granted: HostError names `labctl up of lab first`."""
     first, second = wanting(tmp_path, CARDS[0], name="first"), wanting(tmp_path, CARDS[1], name="second")
     with leases.granting(first, wait=0, notice=print), pytest.raises(HostError) as caught, ExitStack() as stack:
         stack.enter_context(leases.granting(second, wait=0, notice=print))
@@ -321,7 +321,7 @@ def test_a_node_whose_device_is_taken_leaves_with_one_line(mine: Lab) -> None:
 
 
 def test_a_node_waits_for_one_that_is_on_its_way_out(mine: Lab) -> None:
-    """Start a node with 10 s of patience while an old one holds the device: it gets the lock when the old one is killed."""
+    """Start a node with 10 s of patience: it gets the lock when the node that holds the device is killed."""
     with running(mine) as old:
         new = start(mine, patience=10)
         try:

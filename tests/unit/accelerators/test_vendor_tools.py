@@ -26,7 +26,7 @@ Tool = Callable[..., None]
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """Set PATH to an empty directory; return a function that writes an executable there with this output and exit code."""
+    """Set PATH to an empty directory; return a function that writes executables into it."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def make(name: str, out: str, code: int = 0, *, before: str = "") -> None:
@@ -74,7 +74,7 @@ def test_a_cell_that_is_an_error_is_that_gpus_health(tool: Tool, cell: str) -> N
 
 
 def test_a_gpu_that_cannot_even_tell_its_address_is_known_by_its_index(tool: Tool) -> None:
-    """Print an error in every cell but the index: that device's health is the error, and its name stays the driver's."""
+    """Print an error in every cell but the index: that device's health is the error, and it keeps its name."""
     lost = "1, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost]\n"
     tool("nvidia-smi", HEALTHY.splitlines(keepends=True)[0] + lost)
     described = describe("nvidia", GPUS)
@@ -150,7 +150,7 @@ def test_a_gaudi_keeps_what_its_driver_said(tool: Tool) -> None:
 
 
 def test_an_intel_card_is_read_from_a_table_with_a_head(tool: Tool) -> None:
-    """Describe cards from xpu-smi's CSV with a header: the listed card gets name and memory, the integrated one nothing."""
+    """Describe cards from xpu-smi's CSV: the listed card gets name and memory, the integrated one nothing."""
     tool(
         "xpu-smi",
         "Device ID,PCI BDF Address,Device Name,Memory Physical Size,SOC UUID\n"

@@ -37,11 +37,12 @@ Note = Callable[[BatchJob], None]
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
+    """Return a lab of four nodes below tmp_path; nothing is written."""
     return builders.lab(4, directory=tmp_path / "lab")
 
 
 def hostfiles(directory: Path, *groups: str) -> Path:
-    """Write a set with a hostfile for each group, given by its workers' numbers."""
+    """Write a hostfile for each group, whose letters are the workers' numbers; return the directory."""
     directory.mkdir(parents=True)
     for number, group in enumerate(groups, start=1):
         text = "".join(f"worker-{worker} slots=1\n" for worker in group)
@@ -53,10 +54,12 @@ ASKED = RunOptions(timeout=60, words=("30",), arguments=(("steps", "9"),))
 
 
 def planned(lab: Lab, *directories: Path, asked: RunOptions = ASKED, **options: Any) -> Batch:
+    """Plan a batch of WORKLOAD with these sets of hostfiles."""
     return batches.plan(lab, WORKLOAD, directories, asked, **options)
 
 
 def passed(job: BatchJob, value: float = 100, **changes: Any) -> Result:
+    """Return a PASS result with this throughput for the job; ``changes`` replace its fields."""
     plain = Result(
         run_id=f"run-of-{job.log}",
         workload="hello",
@@ -72,11 +75,13 @@ def passed(job: BatchJob, value: float = 100, **changes: Any) -> Result:
 
 
 def ends_at_once(job: BatchJob, note: Note) -> Result:
+    """Note the job's run id, and return a PASS result at once."""
     note(replace(job, run_id=f"run-of-{job.log}"))
     return passed(job)
 
 
 def no_stop(run_ids: list[str]) -> None:
+    """Fail the test: no run may be stopped."""
     raise AssertionError(f"stopped: {run_ids}")
 
 
@@ -91,6 +96,7 @@ def carry_out(
     stop: Callable[[list[str]], None] = no_stop,
     **options: Any,
 ) -> Batch:
+    """Write the batch's record and carry it out with this ``run`` and ``stop``; return the batch at its end."""
     batches.begin(directory, batch, builders.lab(directory=directory), resume=False)
     return batches.carry_out(directory, batch, run, stop, nothing, **options)
 
@@ -99,6 +105,7 @@ def carry_out(
 
 
 def test_every_hostfile_is_a_job_once_for_each_repeat_with_a_log_named_as_lambdas(lab: Lab, tmp_path: Path) -> None:
+    """Plan two hostfiles with repeat=2: four waiting jobs, logs named <workload>_<repeat>_<hostfile>.log."""
     batch = planned(lab, hostfiles(tmp_path / "4nodes_2xN", "01", "23"), repeat=2)
     assert [(job.log, job.nodes) for job in batch.jobs] == [
         ("hello_1_2xN_batch0001.log", ("worker-0", "worker-1")),
@@ -111,6 +118,7 @@ def test_every_hostfile_is_a_job_once_for_each_repeat_with_a_log_named_as_lambda
 
 
 def test_sets_with_the_same_job_names_have_logs_in_directories_of_their_own(lab: Lab, tmp_path: Path) -> None:
+    """Plan two sets with equal job names: each set's logs are in a folder of its name, and both jobs run."""
     batch = planned(lab, hostfiles(tmp_path / "old", "0"), hostfiles(tmp_path / "new", "1"))
     assert [job.log for job in batch.jobs] == ["old/hello_1_1xN_batch0001.log", "new/hello_1_1xN_batch0001.log"]
     done = carry_out(tmp_path / "out", batch)
@@ -118,6 +126,7 @@ def test_sets_with_the_same_job_names_have_logs_in_directories_of_their_own(lab:
 
 
 def test_two_sets_of_one_name_are_refused(lab: Lab, tmp_path: Path) -> None:
+    """Plan two sets in folders of the same name: ConfigError."""
     sets = (hostfiles(tmp_path / "old/2xN", "01"), hostfiles(tmp_path / "new/2xN", "23"))
     with pytest.raises(ConfigError, match="two sets are named 2xN"):
         planned(lab, *sets)
@@ -135,6 +144,7 @@ def test_two_sets_of_one_name_are_refused(lab: Lab, tmp_path: Path) -> None:
 def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_runs(
     lab: Lab, tmp_path: Path, text: str, message: str
 ) -> None:
+    """Plan a hostfile with an unknown node, wrong slots or no line: ConfigError names the file and the reason."""
     directory = hostfiles(tmp_path / "set", "0")
     (directory / "hostfile_1xN_batch0002").write_text(text)
     with pytest.raises(ConfigError, match=rf"hostfile_1xN_batch0002.*{message}"):
@@ -142,6 +152,7 @@ def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_runs(
 
 
 def test_machines_that_the_lab_calls_otherwise_are_told(lab: Lab, tmp_path: Path) -> None:
+    """Plan a hostfile with localhost: the job's node is worker-0, and renamed() says so."""
     directory = hostfiles(tmp_path / "set", "1")
     (directory / "hostfile_1xN_batch0002").write_text("localhost slots=1\n")
     batch = planned(lab, directory)
@@ -150,12 +161,16 @@ def test_machines_that_the_lab_calls_otherwise_are_told(lab: Lab, tmp_path: Path
 
 
 def test_without_a_directory_the_logs_go_where_the_sets_and_the_workload_say() -> None:
+    """Ask for the default directory: output/<set>_<workload>, output/2sets_... for two sets."""
     assert batches.default_directory((Path("hostfiles/4nodes_1xN"),), "opt") == Path("output/4nodes_1xN_opt")
     assert batches.default_directory((Path("a"), Path("b")), "dschat/run") == Path("output/2sets_dschat-run")
 
 
 def test_a_batch_after_a_complete_one_gets_a_directory_of_its_own(lab: Lab, tmp_path: Path) -> None:
+    """Ask for the next directory: the same while a batch is incomplete, a numbered one after a complete one."""
+
     def directory(*, resume: bool = False) -> str:
+        """Return the name of the next directory for output."""
         return batches.next_directory(tmp_path / "out", resume=resume).name
 
     batch = planned(lab, hostfiles(tmp_path / "set", "0"))
@@ -173,9 +188,11 @@ def test_a_batch_after_a_complete_one_gets_a_directory_of_its_own(lab: Lab, tmp_
 
 
 def test_jobs_on_disjoint_nodes_run_at_once(lab: Lab, tmp_path: Path) -> None:
+    """Run four jobs of pairs: two on disjoint nodes run at the same time, the others after them."""
     together = threading.Barrier(2)
 
     def run(job: BatchJob, note: Note) -> Result:
+        """Wait until two jobs run at once; return PASS."""
         together.wait(LIMIT)
         return passed(job)
 
@@ -185,9 +202,11 @@ def test_jobs_on_disjoint_nodes_run_at_once(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_no_more_jobs_run_at_once_than_asked_for(lab: Lab, tmp_path: Path) -> None:
+    """Carry out three jobs with parallel=1: no two run at the same time."""
     alone = threading.Lock()
 
     def run(job: BatchJob, note: Note) -> Result:
+        """Fail if another job holds the lock; return PASS."""
         assert alone.acquire(blocking=False)
         alone.release()
         return passed(job)
@@ -197,9 +216,11 @@ def test_no_more_jobs_run_at_once_than_asked_for(lab: Lab, tmp_path: Path) -> No
 
 
 def test_a_job_that_fails_stops_no_other_and_the_batch_ends_with_five(lab: Lab, tmp_path: Path) -> None:
+    """Let the jobs on worker-0 fail: the others pass, the report's exit code is 5, the record is complete."""
     failed = {"verdict": "FAIL", "cause": "criteria", "message": "too slow", "exit_code": 5}
 
     def run(job: BatchJob, note: Note) -> Result:
+        """Return FAIL for the job on worker-0 alone, PASS for others."""
         return passed(job, 50, **failed) if job.nodes == ("worker-0",) else passed(job)
 
     done = carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "0", "1", "2", "3", "03")), run)
@@ -213,11 +234,13 @@ def test_a_job_that_fails_stops_no_other_and_the_batch_ends_with_five(lab: Lab, 
 
 
 def test_a_batch_that_passes_ends_with_zero(lab: Lab, tmp_path: Path) -> None:
+    """Carry out one job that passes: the report's exit code is 0."""
     report = batches.report(tmp_path, carry_out(tmp_path / "out", planned(lab, hostfiles(tmp_path / "set", "0"))))
     assert (report.passed, report.failed, report.exit_code) == (1, 0, 0)
 
 
 def test_the_ideal_time_is_that_of_the_busiest_node(lab: Lab, tmp_path: Path) -> None:
+    """Give three jobs their times: the report has 20 s in total and 15 s as ideal."""
     batch = planned(lab, hostfiles(tmp_path / "set", "01", "12", "23"))
     times = ((100.0, 110.0), (112.0, 117.0), (118.0, 120.0))
     jobs = (replace(job, began=began, ended=other) for job, (began, other) in zip(batch.jobs, times, strict=True))
@@ -238,13 +261,17 @@ def test_the_ideal_time_is_that_of_the_busiest_node(lab: Lab, tmp_path: Path) ->
 def test_the_value_of_a_job_is_its_runs_number_of_the_batchs_metric(
     lab: Lab, tmp_path: Path, metrics: dict[str, Any], value: float | None
 ) -> None:
+    """End a job with a metric's value, last value, none or another metric: its value is that number or None."""
     (job,) = planned(lab, hostfiles(tmp_path / "set", "0")).jobs
     figure = batches.ended(job, "throughput", passed(job, metrics=metrics)).value
     assert (figure, type(figure)) == (value, type(value))
 
 
 def test_the_run_of_a_job_is_in_the_record_once_it_is_launched(lab: Lab, tmp_path: Path) -> None:
+    """Load the record while the job runs: it has state running and the noted run id."""
+
     def run(job: BatchJob, note: Note) -> Result:
+        """Note the run id, check the record, and return PASS."""
         note(replace(job, run_id="r1"))
         loaded = record.load(tmp_path / "out")
         assert loaded
@@ -256,14 +283,16 @@ def test_the_run_of_a_job_is_in_the_record_once_it_is_launched(lab: Lab, tmp_pat
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Function that waits until all jobs that fit are started and then sends SIGINT to the main thread."""
+    """Return a function that waits until all jobs that fit are started and then sends SIGINT to the main thread."""
     waiting = threading.Event()
 
     def wait(*given: Any, **options: Any) -> Any:
+        """Set ``waiting`` and call futures.wait."""
         waiting.set()
         return futures.wait(*given, **options)
 
     def press() -> None:
+        """Wait until the batch waits for its jobs, then send SIGINT to the main thread."""
         assert waiting.wait(LIMIT)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -274,9 +303,11 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_ctrl_c_stops_what_runs_and_goes_on_once_that_has_ended(
     lab: Lab, tmp_path: Path, interrupt: Callable[[], None]
 ) -> None:
+    """Send SIGINT during two jobs: KeyboardInterrupt, both are stopped and interrupted, the third stays waiting."""
     stopped, requests = threading.Event(), list[str]()
 
     def run(job: BatchJob, note: Note) -> Result:
+        """Note a run id, send SIGINT on worker-1, wait for the stop, and return interrupted."""
         note(replace(job, run_id=f"r-{job.nodes[0]}"))
         if job.nodes == ("worker-1",):
             interrupt()
@@ -284,6 +315,7 @@ def test_ctrl_c_stops_what_runs_and_goes_on_once_that_has_ended(
         return passed(job, verdict="ERROR", cause="interrupted")
 
     def stop(run_ids: list[str]) -> None:
+        """Record the run ids and let the runs end."""
         requests.extend(run_ids)
         stopped.set()
 
@@ -299,15 +331,18 @@ def test_ctrl_c_stops_what_runs_and_goes_on_once_that_has_ended(
 def test_a_run_that_is_launched_after_ctrl_c_is_stopped_too(
     lab: Lab, tmp_path: Path, interrupt: Callable[[], None]
 ) -> None:
+    """Launch a run after SIGINT: stop is called for it too."""
     stopped, requests = threading.Event(), list[list[str]]()
 
     def run(job: BatchJob, note: Note) -> Result:
+        """Send SIGINT, wait for the stop, note the run id only then, and return interrupted."""
         interrupt()
         assert stopped.wait(LIMIT)
         note(replace(job, run_id="late"))
         return passed(job, verdict="ERROR", cause="interrupted")
 
     def stop(run_ids: list[str]) -> None:
+        """Record the run ids and let the run go on."""
         requests.append(run_ids)
         stopped.set()
 
@@ -317,9 +352,11 @@ def test_a_run_that_is_launched_after_ctrl_c_is_stopped_too(
 
 
 def test_what_is_no_error_of_a_job_ends_the_batch_and_what_runs(lab: Lab, tmp_path: Path) -> None:
+    """Raise HostError in one job: the batch stops the other run and raises the error."""
     stopped = threading.Event()
 
     def run(job: BatchJob, note: Note) -> Result:
+        """Raise HostError on worker-0; else wait for the stop and return interrupted."""
         if job.nodes == ("worker-0",):
             raise HostError("cannot write the log")
         note(replace(job, run_id="r1"))
@@ -333,10 +370,12 @@ def test_what_is_no_error_of_a_job_ends_the_batch_and_what_runs(lab: Lab, tmp_pa
 def test_more_jobs_than_can_be_followed_wait_for_their_turn_and_are_not_started_by_ctrl_c(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[], None]
 ) -> None:
+    """Send SIGINT while two of four jobs are followed: the other two are never started."""
     monkeypatch.setattr(batches, "FOLLOWED", 2)
     stopped, begun = threading.Event(), list[str]()
 
     def run(job: BatchJob, note: Note) -> Result:
+        """Record the node, send SIGINT on worker-1, wait for the stop, and return interrupted."""
         begun.append(job.nodes[0])
         if job.nodes == ("worker-1",):
             interrupt()
@@ -353,6 +392,7 @@ def test_more_jobs_than_can_be_followed_wait_for_their_turn_and_are_not_started_
 
 
 def test_a_directory_with_the_record_of_a_batch_is_refused_and_kept(lab: Lab, tmp_path: Path) -> None:
+    """Begin a batch in a directory with a record: ConfigError hints at --resume, and the record stays."""
     batch = planned(lab, hostfiles(tmp_path / "set", "0"))
     carry_out(tmp_path / "out", batch)
     before = (tmp_path / "out" / record.RECORD).read_bytes()
@@ -363,6 +403,7 @@ def test_a_directory_with_the_record_of_a_batch_is_refused_and_kept(lab: Lab, tm
 
 
 def test_what_is_done_is_not_run_again_and_what_was_interrupted_is(lab: Lab, tmp_path: Path) -> None:
+    """Resume a batch: jobs that passed or failed are not run again, interrupted and waiting ones are."""
     sets = hostfiles(tmp_path / "set", "0", "1", "2", "3")
     first = planned(lab, sets)
     passes, fails, interrupted, waits = first.jobs
@@ -378,6 +419,7 @@ def test_what_is_done_is_not_run_again_and_what_was_interrupted_is(lab: Lab, tmp
     ran: list[BatchJob] = []
 
     def run(job: BatchJob, note: Note) -> Result:
+        """Record the job; return PASS."""
         ran.append(job)
         return passed(job)
 
@@ -388,6 +430,7 @@ def test_what_is_done_is_not_run_again_and_what_was_interrupted_is(lab: Lab, tmp
 
 
 def test_a_run_that_was_under_way_is_gone_on_with_from_when_it_began(lab: Lab, tmp_path: Path) -> None:
+    """Resume a batch with a running job: it keeps its run id and begin time."""
     sets = hostfiles(tmp_path / "set", "0")
     first = planned(lab, sets)
     record.create(tmp_path / "out", first)
@@ -395,6 +438,7 @@ def test_a_run_that_was_under_way_is_gone_on_with_from_when_it_began(lab: Lab, t
     batch = batches.begin(tmp_path / "out", planned(lab, sets), lab, resume=True)
 
     def run(job: BatchJob, note: Note) -> Result:
+        """Check that the job is running with run id r1; return PASS."""
         assert (job.state, job.run_id) == ("running", "r1")
         return passed(job, run_id="r1")
 
@@ -403,7 +447,7 @@ def test_a_run_that_was_under_way_is_gone_on_with_from_when_it_began(lab: Lab, t
 
 
 def launched(lab: Lab, run_id: str, batch: Batch, job: BatchJob) -> None:
-    """Write the record of a batch's run that has started and not ended."""
+    """Write a run's folder with job.json of the batch's job and the file started, but no result."""
     folder = lab.directory / "runs" / run_id
     folder.mkdir(parents=True)
     (folder / "started").touch()
@@ -412,6 +456,7 @@ def launched(lab: Lab, run_id: str, batch: Batch, job: BatchJob) -> None:
 
 
 def test_a_run_that_was_launched_and_not_noted_is_that_of_its_job(lab: Lab, tmp_path: Path) -> None:
+    """Resume with a run folder that names a waiting job: it becomes running; another batch's run is not taken."""
     sets = hostfiles(tmp_path / "set", "0", "1", "2")
     first = planned(lab, sets)
     record.create(tmp_path / "out", first)
@@ -428,6 +473,7 @@ def test_a_run_that_was_launched_and_not_noted_is_that_of_its_job(lab: Lab, tmp_
 
 
 def test_a_run_from_before_the_batch_is_none_of_its_jobs(lab: Lab, tmp_path: Path) -> None:
+    """Resume with a run older than the batch: the job gets no run id."""
     sets = hostfiles(tmp_path / "set", "0")
     first = replace(planned(lab, sets), began=time.time() + 100)
     launched(lab, "earlier", first, first.jobs[0])
@@ -437,6 +483,7 @@ def test_a_run_from_before_the_batch_is_none_of_its_jobs(lab: Lab, tmp_path: Pat
 
 
 def test_of_two_repeats_each_has_one_of_the_runs_that_were_launched(lab: Lab, tmp_path: Path) -> None:
+    """Resume three repeats with two launched runs: each of the first two gets one."""
     sets = hostfiles(tmp_path / "set", "0")
     first = planned(lab, sets, repeat=3)
     record.create(tmp_path / "out", first)
@@ -447,12 +494,14 @@ def test_of_two_repeats_each_has_one_of_the_runs_that_were_launched(lab: Lab, tm
 
 
 def refusal(directory: Path, batch: Batch, lab: Lab) -> str:
+    """Return the message of the ConfigError that resuming raises, without the directory."""
     with pytest.raises(ConfigError) as caught:
         batches.begin(directory, batch, lab, resume=True)
     return caught.value.message.removeprefix(str(directory))
 
 
 def test_another_batch_is_not_gone_on_with(lab: Lab, tmp_path: Path) -> None:
+    """Resume with no record, another workload, options, jobs or nodes: ConfigError says which; the record stays."""
     sets = hostfiles(tmp_path / "set", "0", "1")
     batch = planned(lab, sets)
     assert refusal(tmp_path / "out", batch, lab) == " has no record of a batch"
@@ -481,6 +530,7 @@ class Runs:
     """Stand-in for runs that a job launches and follows, with planted results in order."""
 
     def __init__(self, lab: Lab, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Replace judge.attach by _attach, and start with no launches and results."""
         self.lab, self.directory = lab, directory
         self.warned: list[str] = []
         self.followed: list[str] = []
@@ -490,6 +540,7 @@ class Runs:
         monkeypatch.setattr(judge, "attach", self._attach)
 
     def _attach(self, backend: Backend, run_id: str) -> Result:
+        """Record the run id, emit a line, a warning and a notice, and return the planted result."""
         self.followed.append(run_id)
         context = backend.context
         context.line(f"{run_id} says this")
@@ -498,12 +549,15 @@ class Runs:
         return self.ends[run_id]
 
     def _launch(self, _: Backend) -> RunSummary:
+        """Return the next planted run, or raise the planted error."""
         begun = self.launches.pop(0)
         if isinstance(begun, LabError):
             raise begun
         return begun
 
     def run(self, job: BatchJob) -> Result:
+        """Run the job with the planted launches; return its result."""
+
         def emit(event: Event) -> None:
             self.warned.append(event.text)
 
@@ -511,21 +565,25 @@ class Runs:
         return batches.run_job(backend, self.directory, self._launch, job, lambda job: self.noted.append(job.run_id))
 
     def log(self, job: BatchJob) -> str:
+        """Return the text of the job's log."""
         return (self.directory / job.log).read_text()
 
 
 @pytest.fixture
 def runs(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Create the lab directory; return planted runs for it."""
     lab.directory.mkdir()
     return Runs(lab, tmp_path / "out", monkeypatch)
 
 
 @pytest.fixture
 def job(lab: Lab, tmp_path: Path) -> BatchJob:
+    """Return a planned job on worker-0 and worker-1."""
     return planned(lab, hostfiles(tmp_path / "set", "01")).jobs[0]
 
 
 def summaries(*run_ids: str) -> Iterable[RunSummary]:
+    """Return a running RunSummary for each run id."""
     return [RunSummary(run_id=run_id, state="running") for run_id in run_ids]
 
 
@@ -533,6 +591,7 @@ HEAD = "worker-0 slots=1\nworker-1 slots=1\n\n"
 
 
 def test_a_log_has_the_hostfile_and_what_its_run_prints_and_warnings_name_the_job(runs: Runs, job: BatchJob) -> None:
+    """Run a job: its log has hostfile and output, its run id is noted, the warning names the job."""
     runs.launches, runs.ends = [*summaries("r1")], {"r1": passed(job)}
     assert runs.run(job) == passed(job)
     assert runs.log(job) == f"{HEAD}r1 says this\n"
@@ -540,6 +599,7 @@ def test_a_log_has_the_hostfile_and_what_its_run_prints_and_warnings_name_the_jo
 
 
 def test_a_run_that_was_launched_before_is_followed_from_its_beginning(runs: Runs, job: BatchJob) -> None:
+    """Run a job with a run id: nothing is launched, and the log is written again from the start."""
     runs.ends = {"r1": passed(job)}
     (runs.directory).mkdir()
     (runs.directory / job.log).write_text(f"{HEAD}half of wh")
@@ -549,6 +609,7 @@ def test_a_run_that_was_launched_before_is_followed_from_its_beginning(runs: Run
 
 
 def test_one_that_was_interrupted_meanwhile_is_run_again(runs: Runs, job: BatchJob) -> None:
+    """Run a job whose run was interrupted: a second run is launched, followed and noted."""
     runs.launches = [*summaries("r2")]
     runs.ends = {"r1": passed(job, verdict="ERROR", cause="interrupted"), "r2": passed(job, 7)}
     assert runs.run(replace(job, run_id="r1")).metrics == {"throughput": {"value": 7}}
@@ -556,6 +617,7 @@ def test_one_that_was_interrupted_meanwhile_is_run_again(runs: Runs, job: BatchJ
 
 
 def test_a_run_that_is_refused_by_its_size_is_the_jobs_result(runs: Runs, job: BatchJob) -> None:
+    """Refuse the launch with DoesNotFit: the job's result is the refusal's, and no run is followed."""
     refused = passed(job, verdict="ERROR", cause="does-not-fit")
     runs.launches = [start.DoesNotFit(refused)]
     assert runs.run(job) == refused
@@ -574,6 +636,7 @@ def test_a_run_that_is_refused_by_its_size_is_the_jobs_result(runs: Runs, job: B
 def test_what_keeps_a_job_from_running_is_its_result_and_in_its_log(
     runs: Runs, job: BatchJob, error: LabError, cause: str, code: int
 ) -> None:
+    """Raise an error at launch: the result is ERROR with its cause, message and exit code, and the log has it."""
     runs.launches = [error]
     result = runs.run(job)
     assert (result.verdict, result.cause, result.message, result.exit_code) == ("ERROR", cause, error.message, code)
@@ -581,12 +644,14 @@ def test_what_keeps_a_job_from_running_is_its_result_and_in_its_log(
 
 
 def test_a_log_that_cannot_be_written_is_named(runs: Runs, job: BatchJob) -> None:
+    """Make the output directory a file: HostError names the log."""
     runs.directory.write_text("")
     with pytest.raises(HostError, match=r"cannot write .*out/hello_1_2xN_batch0001\.log"):
         runs.run(job)
 
 
 def test_the_time_that_a_job_waited_for_nodes_is_not_its_own(lab: Lab, tmp_path: Path) -> None:
+    """End a job that began 100 s ago with a run of 3 s: it lasts 3 s."""
     (job,) = planned(lab, hostfiles(tmp_path / "set", "0")).jobs
     done = batches.ended(replace(job, began=time.time() - 100), "", passed(job, seconds=3.0))
     assert done.began is not None

@@ -18,6 +18,7 @@ def jobs(*arguments: str) -> Jobs:
 
 
 def test_jobs_on_disjoint_nodes_start_at_once_and_the_others_once_their_nodes_are_free() -> None:
+    """Start a queue: jobs on disjoint nodes at once, the one that shares nodes when both are free."""
     queue = JobQueue(jobs("ab", "c", "bc", "d"))
     assert queue.start() == [0, 1, 3]
     assert queue.start() == []
@@ -28,6 +29,7 @@ def test_jobs_on_disjoint_nodes_start_at_once_and_the_others_once_their_nodes_ar
 
 
 def test_jobs_on_the_same_node_run_one_after_the_other_in_their_order() -> None:
+    """Queue three jobs on one node: they run in order, one at a time."""
     queue, order = JobQueue(jobs("a", "a", "a")), list[int]()
     while queue:
         (index,) = queue.start()
@@ -37,6 +39,7 @@ def test_jobs_on_the_same_node_run_one_after_the_other_in_their_order() -> None:
 
 
 def test_no_more_jobs_run_at_once_than_were_allowed() -> None:
+    """Queue three jobs with parallel=2: the third starts when one ends."""
     queue = JobQueue(jobs("a", "b", "c"), parallel=2)
     assert queue.start() == [0, 1]
     queue.end(1)
@@ -44,11 +47,12 @@ def test_no_more_jobs_run_at_once_than_were_allowed() -> None:
 
 
 def test_without_jobs_there_is_nothing_to_wait_for() -> None:
+    """Make a queue without jobs: it is false."""
     assert not JobQueue(())
 
 
 def test_a_wide_job_is_overtaken_by_those_of_the_window_and_no_others() -> None:
-    """Hold nodes for a large job: single jobs that end at different times would block it forever."""
+    """Queue a job of two nodes among many single ones: at most the window's jobs start before it."""
     queue = JobQueue((("a",), ("a", "b"), *((NODES[number % 2],) for number in range(1, 1000))))
     started = queue.start()
     assert started == [0, 2]
@@ -61,6 +65,7 @@ def test_a_wide_job_is_overtaken_by_those_of_the_window_and_no_others() -> None:
 
 
 def test_a_job_that_waits_does_not_leave_other_nodes_idle() -> None:
+    """Queue jobs of which two must wait: later jobs on free nodes start at once."""
     queue = JobQueue(jobs("a", "ab", "b", "c", "cd", "d"))
     assert queue.start() == [0, 2, 3, 5]
 
@@ -84,6 +89,7 @@ def steps(queue: JobQueue, ends: list[int]) -> Iterator[list[int]]:
 
 @given(batches())
 def test_every_job_runs_once_and_no_node_is_in_two_at_once(batch: tuple[Jobs, int, list[int]]) -> None:
+    """Run drawn batches: each job once, no node twice at a time, never more than the limit."""
     nodes, parallel, ends = batch
     queue, begun = JobQueue(nodes, parallel), list[int]()
     for started in steps(queue, ends):
@@ -96,6 +102,7 @@ def test_every_job_runs_once_and_no_node_is_in_two_at_once(batch: tuple[Jobs, in
 
 @given(batches())
 def test_no_job_is_left_behind_by_more_than_the_window(batch: tuple[Jobs, int, list[int]]) -> None:
+    """Run drawn batches: no job starts further ahead of the first waiting one than the window."""
     nodes, parallel, ends = batch
     queue, begun = JobQueue(nodes, parallel), set[int]()
     window = AHEAD * len({name for names in nodes for name in names})
@@ -107,6 +114,7 @@ def test_no_job_is_left_behind_by_more_than_the_window(batch: tuple[Jobs, int, l
 
 @given(batches())
 def test_a_job_whose_nodes_are_free_starts_if_it_may(batch: tuple[Jobs, int, list[int]]) -> None:
+    """Run drawn batches: no job within the window waits while its nodes and a place are free."""
     nodes, parallel, ends = batch
     queue, begun = JobQueue(nodes, parallel), set[int]()
     for started in steps(queue, ends):
@@ -121,6 +129,7 @@ def test_a_job_whose_nodes_are_free_starts_if_it_may(batch: tuple[Jobs, int, lis
 
 @pytest.mark.parametrize("parallel", [0, 1])
 def test_a_queue_is_done_once_its_last_job_has_ended(parallel: int) -> None:
+    """Run a queue to its end: true until the last job has ended, then false."""
     queue = JobQueue(jobs("a", "b"), parallel)
     started = queue.start()
     while len(started) < 2:

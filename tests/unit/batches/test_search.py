@@ -21,6 +21,7 @@ Speed = Callable[[tuple[str, ...]], float | None]
 
 
 def lab(directory: Path, nodes: int = 4) -> Lab:
+    """Return a lab of this many nodes."""
     return builders.lab(nodes, directory=directory)
 
 
@@ -28,6 +29,7 @@ def running(speed: Speed, rounds: list[list[tuple[str, ...]]]) -> Callable[[Path
     """Build a stand-in for a batch: each group runs at ``speed``, None for a failure; ``rounds`` records the groups."""
 
     def run(folder: Path) -> Rounded:
+        """Record the groups of the folder's hostfiles; return a batch with a job at ``speed`` for each."""
         paths = sorted(folder.glob("hostfile_*"))
         groups = [tuple(name for name, _ in hostfile.parse(path.read_text(), str(path))) for path in paths]
         rounds.append(groups)

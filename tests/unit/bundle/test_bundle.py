@@ -149,7 +149,7 @@ def tree(directory: Path) -> dict[str, str]:
 
 
 def test_the_lab_comes_out_as_it_went_in_less_keys_and_secrets(lab: Path, file: Path, tmp_path: Path) -> None:
-    """Save and unpack a lab: files come out unchanged, private keys and secrets do not, secret lines of .env are comments."""
+    """Save and unpack a lab: files come out unchanged, without keys; secret lines of .env become comments."""
     unpacked(file, tmp_path / "out")
     came = tree(tmp_path / "out")
     assert CANARY not in "".join(came.values())
@@ -197,7 +197,7 @@ def test_what_is_left_out_is_said(lab: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_labs_image_is_made_of_goes_along(lab: Path, tmp_path: Path) -> None:
-    """Set LAB_DOCKERFILE and LAB_REQUIREMENTS to files of the lab: they are bundled, so the image tag stays the same."""
+    """Set LAB_DOCKERFILE and LAB_REQUIREMENTS: their files are bundled, so the image tag stays the same."""
     (lab / "image/patches").mkdir(parents=True)
     (lab / "image/Dockerfile").write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nCOPY patches /patches\n")
     (lab / "image/patches/apply.sh").touch(0o755)
@@ -211,7 +211,7 @@ def test_what_the_labs_image_is_made_of_goes_along(lab: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["/etc/image/Dockerfile", "Dockerfile", "../image/Dockerfile", "runs/1/Dockerfile"])
 def test_a_dockerfile_elsewhere_stays_and_is_said(name: str, lab: Path) -> None:
-    """Name a Dockerfile outside the lab's folders: neither it nor overrides are bundled, and each exclusion has its reason."""
+    """Name a Dockerfile outside the lab's folders: it and overrides are left out, each with its reason."""
     (lab / ".env").write_text(f"{ENV}LAB_DOCKERFILE={name}\nLAB_REQUIREMENTS=~/requirements.txt\n")
     (lab / "compose.override.yml").write_text("services: {}\n")
     (lab / ".lab/nodes/worker-0/override.yml").write_text("services: {}\n")
@@ -295,7 +295,7 @@ def test_an_image_that_is_not_here_is_said(lab: Path, tmp_path: Path, monkeypatc
 def test_a_lab_that_is_up_for_a_workload_is_saved_with_the_image_of_its_settings_too(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keep a workload's image: both it and LAB_IMAGE are saved, and each, if missing, is named with its build command."""
+    """Keep a workload's image: it and LAB_IMAGE are saved; each, if missing, is named with its build command."""
     here = context(lab)
     here.keep_image(images.for_workload(here, here.settings(), workload(packages=("nltk",))))
     kept = packages.tag(NAME, packages.Additions(("nltk",)))
@@ -544,7 +544,7 @@ def test_a_cache_that_is_named_while_loading_is_the_labs(loads: Loads, tmp_path:
 def test_a_bundle_does_not_choose_which_directories_of_this_machine_containers_see(
     loads: Loads, tmp_path: Path
 ) -> None:
-    """Load a bundle that sets host paths and mounts: all are dropped with one warning; paths given as flags are kept."""
+    """Load a bundle that sets host paths and mounts: they are dropped with a warning; paths of flags are kept."""
     env = "LAB_NAME=x\nHOST_CACHE_PATH=~/.config/autostart\nHOST_REPO_PATH=~/.mozilla\nHOST_OPTIMUM_HABANA_PATH=~/b\n"
     env += "LAB_MOUNTS=~/bin:/data\n"
     file = crafted(tmp_path / "odd", {}, env)
@@ -757,7 +757,7 @@ def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tm
 
 
 def test_a_hosts_cache_is_not_filled_through_its_links(lab: Path, cache: Path, tmp_path: Path) -> None:
-    """Make the host's huggingface folder a link: the host fails with that reason, and nothing is written through it."""
+    """Make the host's huggingface folder a link: the host fails, and nothing is written through it."""
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     host, outside = FakeHost(tmp_path / "rack", "h1"), tmp_path / "outside"

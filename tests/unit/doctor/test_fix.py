@@ -33,7 +33,7 @@ def test_commands_of_fix_are_the_printed_ones_word_by_word() -> None:
 def test_fix_asks_before_each_command_runs_it_once_and_looks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fix five findings: errors first, unfixable ones skipped, a refused command not run, failed ones not repeated."""
+    """Fix five findings: errors first, none twice, and neither the unfixable nor the refused one."""
 
     def finding(level: Level, fix: str, *, auto_fixable: bool = True) -> Finding:
         """Build a Finding with this level and fix."""

@@ -37,7 +37,7 @@ def chosen(*paths: str) -> set[str]:
 
 
 def snapshot(cache: Path, revision: str, *paths: str, parts: dict[str, tuple[str, ...]] | None = None) -> Path:
-    """Write a snapshot with these files to the cache; ``parts`` maps index files to the names in them; return its folder."""
+    """Write a snapshot with these files, and index files from ``parts``, to the cache; return its folder."""
     made = hub(cache).folder("model", NAME) / "snapshots" / revision
     made.mkdir(parents=True)
     for path in paths:
@@ -266,7 +266,7 @@ def test_progress_says_share_and_rate_now_and_then() -> None:
 def test_nothing_is_downloaded_or_removed_through_a_link_in_the_cache(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plant a link to a person's files in the cache: the download raises HostError, and no file is added or removed."""
+    """Plant a link to a person's files in the cache: the download raises HostError, and the files stay."""
     import huggingface_hub
 
     def refuse(*_: object, **__: object) -> None:
