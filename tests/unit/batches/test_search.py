@@ -40,6 +40,7 @@ def running(speed: Speed, rounds: list[list[tuple[str, ...]]]) -> Callable[[Path
 
 
 def job(name: str, nodes: tuple[str, ...], value: float | None) -> BatchJob:
+    """Return a job that is done: PASS with this value, or ERROR with cause rank-crashed for None."""
     return BatchJob(
         job=name,
         set="round01",
@@ -55,6 +56,7 @@ def job(name: str, nodes: tuple[str, ...], value: float | None) -> BatchJob:
 
 
 def diagnosed(directory: Path, speed: Speed, rounds: list[list[tuple[str, ...]]], nodes: int = 8) -> Diagnosis:
+    """Search among nodes whose groups run at ``speed``; return the diagnosis, and fill ``rounds`` with the groups."""
     of = lab(directory, nodes)
     names = tuple(node.name for node in of.nodes)
     diagnosis, interrupted = search.search(of, directory / "out", running(speed, rounds), bisect.diagnose(names))
@@ -64,6 +66,7 @@ def diagnosed(directory: Path, speed: Speed, rounds: list[list[tuple[str, ...]]]
 
 @pytest.mark.parametrize(("metric", "least"), [("throughput", 25), ("busbw", 100)])
 def test_a_bound_is_shared_by_the_nodes_where_the_metric_is_a_total(metric: str, least: float) -> None:
+    """Ask for a bound of 100 on 4 nodes: 25 for throughput, 100 for busbw."""
     assert search.least(metric, 100, 4) == least
 
 
@@ -71,10 +74,12 @@ def test_a_bound_is_shared_by_the_nodes_where_the_metric_is_a_total(metric: str,
     ("why", "sign", "searched"), [("busbw", ">=", True), ("latency", "<=", False), ("latency", ">=", False)]
 )
 def test_only_the_metric_that_runs_are_compared_by_is_searched_by(why: str, sign: str, searched: bool) -> None:
+    """Ask is_searched_by for metric and sign: true for the compared metric with >= alone."""
     assert search.is_searched_by(Metric(name="busbw", pattern="x"), why, sign) is searched
 
 
 def test_a_slow_node_is_found_by_rounds_of_hostfiles(tmp_path: Path) -> None:
+    """Make worker-5 half as fast: it alone is bad with figure 0.5, and no round uses a node twice."""
     rounds: list[list[tuple[str, ...]]] = []
     diagnosis = diagnosed(tmp_path, lambda group: len(group) * (50 if "worker-5" in group else 100), rounds)
     assert [(bad.node, bad.kind, bad.figure) for bad in diagnosis.bad] == [("worker-5", "slow", 0.5)]
@@ -85,6 +90,7 @@ def test_a_slow_node_is_found_by_rounds_of_hostfiles(tmp_path: Path) -> None:
 
 
 def test_a_failing_node_is_found_with_its_cause(tmp_path: Path) -> None:
+    """Let runs with worker-0 crash: it is failing, with rank-crashed in its runs."""
     diagnosis = diagnosed(tmp_path, lambda group: None if "worker-0" in group else 100.0 * len(group), [])
     (bad,) = diagnosis.bad
     assert (bad.node, bad.kind) == ("worker-0", "failing")
@@ -92,6 +98,7 @@ def test_a_failing_node_is_found_with_its_cause(tmp_path: Path) -> None:
 
 
 def test_the_value_of_a_run_that_only_missed_its_criteria_counts() -> None:
+    """Take the outcome of a job that failed its criteria: its value per node counts."""
     missed = BatchJob(
         job="a", set="s", hostfile="h", names=("x", "y"), nodes=("x", "y"), log="l", state="done", verdict="FAIL",
         cause="criteria", value=80,
@@ -100,15 +107,18 @@ def test_the_value_of_a_run_that_only_missed_its_criteria_counts() -> None:
 
 
 def test_a_value_that_does_not_grow_with_the_nodes_is_not_divided_by_them() -> None:
+    """Take the outcome of busbw: the value is not divided by the nodes."""
     assert search.outcome(job("a", ("x", "y"), 80), "busbw").value == 80
 
 
 def test_runs_of_a_workload_without_metrics_pass_or_fail() -> None:
+    """Take outcomes without a metric: 1 for a passed job, None for a failed one."""
     assert search.outcome(replace(job("a", ("x",), 1), value=None), "").value == 1
     assert search.outcome(job("a", ("x",), None), "").value is None
 
 
 def test_bad_nodes_are_added_to_the_drained_ones_once(tmp_path: Path) -> None:
+    """Drain two bad nodes, one listed before: drained.txt gets one line with figure and date, both are returned."""
     of = lab(tmp_path)
     (tmp_path / "drained.txt").write_text("worker-0  # fan broken\n")
     bad = tuple(BadNode(node=name, kind="slow", figure=0.5, runs=()) for name in ("worker-0", "worker-2"))
@@ -120,10 +130,12 @@ def test_bad_nodes_are_added_to_the_drained_ones_once(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_returns_what_is_known(tmp_path: Path) -> None:
+    """Interrupt round 7: the diagnosis has the slow node, a note that names the round, and ended is True."""
     rounds: list[list[tuple[str, ...]]] = []
     run = running(lambda group: len(group) * (50 if "worker-5" in group else 100), rounds)
 
     def interrupted(folder: Path) -> Rounded:
+        """Raise KeyboardInterrupt in round07; run other rounds."""
         if folder.name == "round07":
             raise KeyboardInterrupt
         return run(folder)
@@ -145,6 +157,7 @@ def test_ctrl_c_returns_what_is_known(tmp_path: Path) -> None:
 def test_a_search_that_no_run_of_was_good_fails(
     good: tuple[str, ...], unsure: tuple[str, ...], none_good: bool, code: int
 ) -> None:
+    """Ask for exit codes: 0 if all are good, 5 if no run was good, 6 if some node is unsure."""
     diagnosis = Diagnosis(
         bad=(), links=(), good=good, unsure=unsure, unexplained=(), rounds=1, runs=1, none_good=none_good
     )

@@ -46,6 +46,7 @@ class Cluster:
     """Four hosts, red0 to red3, with a node each; ``calls`` records the actions in order."""
 
     def __init__(self, value: Value | None = None, **given: Any) -> None:
+        """Keep the planned values, findings, hosts and loads; the defaults are a good idle cluster."""
         self.value = value or (lambda _, group: 100.0 * len(group))
         self.calls: list[str] = []
         self.scripts: list[tuple[str, tuple[str, ...]]] = []
@@ -64,13 +65,14 @@ class Cluster:
         self.suspicions: list[Suspicion] = []
 
     def doctor(self) -> DoctorReport:
+        """Record the call; return the planned findings."""
         self.calls.append("doctor")
         return DoctorReport(self.findings)
 
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], _seconds: float
     ) -> tuple[dict[str, CompletedProcess], dict[str, HostError]]:
-        """Answer the scripts that read load and interfaces, and hooks, for four hosts."""
+        """Record the call and answer the scripts of load, interfaces and hooks for four hosts."""
         hosts = [f"red{number}" for number in range(4)]
         if script == load.SCRIPT:
             return {host: CompletedProcess((), 0, self.used(host), "") for host in hosts}, {}
@@ -82,16 +84,19 @@ class Cluster:
         return {host: CompletedProcess((), self.code(script, host), "", "no such card") for host in hosts}, {}
 
     def look_at(self, node: str, host: Hardware, cause: Cause) -> str:
+        """Return text of cause, node and host."""
         return f"{cause} {node} on {host.host}"
 
     def typed(self, host: str, command: str) -> str:
+        """Return the ssh command line for the host."""
         return f"ssh {host} {command}"
 
     def hardware(self) -> tuple[Hardware, ...]:
+        """Return the hardware of four hosts with 64 cores."""
         return tuple(Hardware(host=f"red{number}", processor="EPYC", cores=64) for number in range(4))
 
     def status(self) -> LabStatus:
-        """Return the status: nodes in ``dead`` are unreachable, and the launcher has exited if ``refuses`` is set."""
+        """Return the status: nodes in ``dead`` are unreachable, the launcher exited if ``refuses`` is set."""
         state = {node: "unreachable" if node in self.dead else "running" for node in NAMES}
         launched = "exited" if self.refuses else "running"
         nodes = [NodeStatus(name="launcher", role="launcher", host="red0", state=launched)]
@@ -103,6 +108,7 @@ class Cluster:
         return LabStatus(lab="demo", state="up", nodes=tuple(nodes), unreachable=lost)
 
     def up(self) -> LabStatus:
+        """Record the call; raise ``refuses``, or HostError if nodes are dead; else return the status."""
         self.calls.append("up")
         if self.refuses:
             raise self.refuses
@@ -111,10 +117,12 @@ class Cluster:
         return self.status()
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str, _: Mapping[str, int]) -> list[JobOutcome]:
+        """Record the check and its groups; return a job's outcome for each group."""
         self.calls.append(f"{record}: {' '.join('+'.join(group) for group in groups)}")
         return [self.job(check, group) for group in groups]
 
     def job(self, check: Check, group: Group) -> JobOutcome:
+        """Return an outcome with the planned value, failed where it is None; of turns, in_turn's."""
         if check.nodes == "turns":
             return self.in_turn(check, group)
         value = self.value(check, group)
@@ -123,7 +131,7 @@ class Cluster:
         return JobOutcome(nodes=group, passed=value is not None, message=message, run_id="r1", metrics=metrics)
 
     def in_turn(self, check: Check, group: Group) -> JobOutcome:
-        """Return the outcome of as many turns as the check asks for; a node without a value fails the run."""
+        """Return the outcome of as many turns as the check asks for; failed if any value is None."""
         turns, message = int(dict(check.options.arguments)["turns"] or 0), "All criteria met."
         rounds = [{node: self.value(check, (node,)) for node in group} for _ in range(turns)]
         if any(value is None for values in rounds for value in values.values()):
@@ -141,6 +149,7 @@ class Cluster:
         )
 
     def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, _: float, _figures: int) -> Diagnosis:
+        """Record the call and the suspicion; return the planned diagnosis."""
         self.calls.append(f"bisect {check.name}: {' '.join(nodes)}")
         self.suspicions.append(why)
         return self.diagnosis
@@ -149,12 +158,14 @@ class Cluster:
         self.calls.append("down")
 
     def remains(self) -> tuple[tuple[str, ...], dict[str, HostError]]:
+        """Return the next planned list of what is left, and no errors."""
         return self.left.pop(0), {}
 
     def versions(self) -> dict[str, str]:
         return {}
 
     def validate(self, profile: Profile = PLAIN, **given: Any) -> Validation:
+        """Validate this cluster with the profile, recording waits in place of sleeping."""
         return validate("demo", profile, self, lambda _: None, wait=self.wait, **given)
 
     def wait(self, seconds: float) -> None:
@@ -165,27 +176,33 @@ class OneHost(Cluster):
     """A cluster whose four nodes share a host."""
 
     def status(self) -> LabStatus:
+        """Return the status with every node on host red0."""
         observed = super().status()
         return replace(observed, nodes=tuple(replace(node, host="red0") for node in observed.nodes))
 
 
 def code(validation: Validation) -> int:
+    """Return the exit code of the validation's report."""
     return ValidationReport(validation=validation, page="", data="").exit_code
 
 
 def step(validation: Validation, name: str) -> StepResult:
+    """Return the step of this name."""
     return next(step for step in validation.steps if step.name == name)
 
 
 def statuses(validation: Validation) -> dict[str, str]:
+    """Return the status of each step by name."""
     return {step.name: step.status for step in validation.steps}
 
 
 def verdicts(validation: Validation) -> dict[str, str]:
+    """Return the verdict of each node by name."""
     return {node.node: node.verdict for node in validation.nodes}
 
 
 def test_a_good_cluster_passes_and_nothing_is_left() -> None:
+    """Validate four good hosts: PASS, exit code 0, all steps in order, down at the end."""
     cluster = Cluster()
     validation = cluster.validate()
     assert (validation.verdict, code(validation), validation.message) == ("PASS", 0, "All 4 nodes are good.")
@@ -204,6 +221,7 @@ def test_a_good_cluster_passes_and_nothing_is_left() -> None:
 
 
 def test_a_lab_that_does_not_come_up_is_not_checked_and_is_removed() -> None:
+    """Refuse to come up: ERROR, exit code 3, checks skipped, down called."""
     broken = error("LAB-ENGINE-001", "Docker does not answer", "no lab", "systemctl start docker", node="red0")
     cluster = Cluster(findings=(broken,), refuses=HostError("Docker does not answer", hint="labctl doctor"))
     validation = cluster.validate()
@@ -220,6 +238,7 @@ def test_a_lab_that_does_not_come_up_is_not_checked_and_is_removed() -> None:
 
 
 def test_a_host_that_is_not_reached_is_named_and_the_others_are_checked() -> None:
+    """Make worker-2's host unreachable: FAIL, exit code 5, it is "not reached", the others are checked."""
     cluster = Cluster(dead=("worker-2",))
     validation = cluster.validate()
     assert (validation.verdict, code(validation)) == ("FAIL", 5)
@@ -229,6 +248,7 @@ def test_a_host_that_is_not_reached_is_named_and_the_others_are_checked() -> Non
 
 
 def test_a_slow_node_is_named_once_noise_cannot_explain_it() -> None:
+    """Make worker-2 slow in memory: slow after rounds and a wait of 60 s, evidence with p, advice to drain red2."""
     cluster = Cluster(lambda check, group: 80.0 if check is MEMORY and group == ("worker-2",) else 100.0 * len(group))
     validation = cluster.validate()
     assert "memory-again6: worker-0 worker-1 worker-2 worker-3" in cluster.calls
@@ -245,9 +265,11 @@ def test_a_slow_node_is_named_once_noise_cannot_explain_it() -> None:
 
 
 def test_a_node_that_is_slow_for_a_minute_is_unsure_and_nobody_is_drained() -> None:
+    """Make worker-2 slow in the first series alone: unsure, exit code 6."""
     cluster = Cluster()
 
     def value(_: Check, group: Group) -> float:
+        """Return 50 for worker-2 before the wait of 60 s, else 100 for each node."""
         return 50.0 if group == ("worker-2",) and "wait 60" not in cluster.calls else 100.0 * len(group)
 
     cluster.value = value
@@ -261,6 +283,7 @@ def test_a_node_that_is_slow_for_a_minute_is_unsure_and_nobody_is_drained() -> N
 
 
 def test_of_two_nodes_the_slower_is_named() -> None:
+    """Make one of two nodes slow: it is named with p, the other is good."""
     cluster = Cluster(
         lambda check, group: 80.0 if check is MEMORY and group == ("worker-1",) else 100.0, dead=NAMES[2:]
     )
@@ -270,12 +293,14 @@ def test_of_two_nodes_the_slower_is_named() -> None:
 
 
 def test_what_doctor_finds_only_in_a_running_lab_is_evidence_and_what_it_found_before_is_said_once() -> None:
+    """Find errors before and in the running lab: both nodes fail, each error is evidence once."""
     before = error("LAB-CLOCK-001", "300 s ahead", "", "", node="red0")
     later = error("LAB-NET-007", "bytes went through eth1, not through eth0", "", "", node="worker-1")
     reports = [(before,), (before, later)]
 
     class Later(Cluster):
         def doctor(self) -> DoctorReport:
+            """Return the next planned report."""
             return DoctorReport(reports.pop(0))
 
     cluster = Later()
@@ -291,11 +316,13 @@ def test_what_doctor_finds_only_in_a_running_lab_is_evidence_and_what_it_found_b
 
 
 def test_what_up_mends_is_no_evidence() -> None:
+    """Find an error before `up` and none after: PASS, and the step says that `up` mended it."""
     stopped = error("LAB-NODE-001", "is stopped", "", "labctl up", node="worker-1")
     reports = [(stopped,), ()]
 
     class Mended(Cluster):
         def doctor(self) -> DoctorReport:
+            """Return the next planned report."""
             return DoctorReport(reports.pop(0))
 
     validation = Mended().validate()
@@ -304,6 +331,7 @@ def test_what_up_mends_is_no_evidence() -> None:
 
 
 def test_a_check_that_fails_on_all_nodes_accuses_none_and_the_next_one_runs() -> None:
+    """Fail memory on all nodes: all are unsure, and train runs on all of them."""
     cluster = Cluster(lambda check, group: None if check is MEMORY else 100.0 * len(group))
     validation = cluster.validate()
     assert set(verdicts(validation).values()) == {"unsure"}
@@ -312,6 +340,7 @@ def test_a_check_that_fails_on_all_nodes_accuses_none_and_the_next_one_runs() ->
 
 
 def test_a_search_in_which_no_run_was_good_failed() -> None:
+    """Bisect without a good run: the step failed with the note, and no node is to be drained."""
     note = "No run was good: look at the workload, or at the minimum."
     cluster = Cluster(
         lambda check, _: 60.0 if check is TRAIN else 100.0,
@@ -326,6 +355,7 @@ def test_a_search_in_which_no_run_was_good_failed() -> None:
 
 
 def test_a_profile_of_an_accelerator_fails_where_there_is_none() -> None:
+    """Validate a profile that needs devices without any: FAIL, the step says so."""
     checks = (replace(MEMORY, needs_devices=True), TRAIN)
     validation = Cluster().validate(replace(PLAIN, checks=checks, needs_devices=True))
     assert (validation.verdict, step(validation, "memory").status) == ("FAIL", "failed")
@@ -333,12 +363,14 @@ def test_a_profile_of_an_accelerator_fails_where_there_is_none() -> None:
 
 
 def test_a_node_that_is_slow_only_once_is_good() -> None:
+    """Make one reading slow: PASS."""
     values = chain((100.0, 50.0, 100.0, 100.0), repeat(100.0))
     validation = Cluster(lambda *_: next(values)).validate()
     assert (validation.verdict, step(validation, "memory").status) == ("PASS", "passed")
 
 
 def test_a_node_that_failed_or_missed_its_threshold_only_once_is_good() -> None:
+    """Miss a threshold and fail once each: PASS, both nodes passed when run again."""
     bounded = replace(MEMORY, limits=(Limit(metric="rate", min=90, source="a data sheet"),))
     values = chain((100.0, 50.0, None, 100.0), repeat(100.0))
     validation = Cluster(lambda *_: next(values)).validate(replace(PLAIN, checks=(bounded,)))
@@ -347,6 +379,7 @@ def test_a_node_that_failed_or_missed_its_threshold_only_once_is_good() -> None:
 
 
 def test_a_failing_node_takes_no_part_in_what_follows() -> None:
+    """Let worker-1 fail: failing, and train runs on the other three."""
     cluster = Cluster(lambda _, group: None if "worker-1" in group else 100.0 * len(group))
     validation = cluster.validate()
     assert verdicts(validation)["worker-1"] == "failing"
@@ -355,6 +388,7 @@ def test_a_failing_node_takes_no_part_in_what_follows() -> None:
 
 
 def test_what_is_slow_together_is_bisected() -> None:
+    """Make train slow on all together: it is bisected, the bad node is slow and the bad link listed."""
     bad = BadNode(node="worker-3", kind="slow", figure=0.5, runs=())
     link = BadLink(nodes=("worker-0", "worker-1"), kind="failing", figure=None, runs=(), apart=())
     cluster = Cluster(
@@ -374,6 +408,7 @@ def test_what_is_slow_together_is_bisected() -> None:
 
 
 def test_steps_and_accused_nodes_name_their_logs() -> None:
+    """Accuse two nodes: steps and nodes name their runs and log folders."""
     bad = BadNode(node="worker-3", kind="slow", figure=0.5, runs=())
     slow = Cluster(
         lambda check, group: 80.0 if check is TRAIN or group == ("worker-1",) else 100.0,
@@ -388,12 +423,16 @@ def test_steps_and_accused_nodes_name_their_logs() -> None:
 
 
 def test_the_hardware_of_each_host_is_recorded() -> None:
+    """Validate: the hardware of all four hosts is in the result."""
     assert [hardware.host for hardware in Cluster().validate().hardware] == ["red0", "red1", "red2", "red3"]
 
 
 def test_the_latency_of_pairs_is_shown_and_not_judged() -> None:
+    """Measure the latency of pairs: a figure for each pair, without verdict."""
+
     class Printing(Cluster):
         def job(self, check: Check, group: Group) -> JobOutcome:
+            """Return the outcome with a latency that grows with the node's number."""
             job = super().job(check, group)
             return replace(job, metrics={**job.metrics, "latency": {"value": 10.0 ** int(group[0][-1]), "unit": "us"}})
 
@@ -407,6 +446,7 @@ def test_the_latency_of_pairs_is_shown_and_not_judged() -> None:
 
 
 def test_a_failed_run_is_bisected_by_runs_alone() -> None:
+    """Crash train: bisected without a metric, and the message says 1 of 1 runs failed."""
     cluster = Cluster(lambda check, _: None if check is TRAIN else 100.0)
     validation = cluster.validate()
     assert cluster.suspicions == [Suspicion()]
@@ -415,10 +455,12 @@ def test_a_failed_run_is_bisected_by_runs_alone() -> None:
 
 
 def test_a_metric_without_a_number_is_no_pass() -> None:
+    """Leave a declared metric out of the runs: the step failed."""
     wrong = replace(MEMORY, limits=(Limit(metric="absent"),))
 
     class Mute(Cluster):
         def job(self, check: Check, group: Group) -> JobOutcome:
+            """Return the outcome without metrics."""
             return replace(super().job(check, group), metrics={})
 
     validation = Mute().validate(replace(PLAIN, checks=(wrong,)))
@@ -426,6 +468,7 @@ def test_a_metric_without_a_number_is_no_pass() -> None:
 
 
 def test_figures_carry_their_threshold_and_its_source() -> None:
+    """Judge train by a threshold: the figure has limit, source, verdict and values."""
     limit = Limit(metric="throughput", min=127, source="a data sheet")
     validation = Cluster().validate(replace(PLAIN, checks=(replace(TRAIN, limits=(limit,)),)))
     (figure,) = (figure for figure in validation.figures if figure.step == "train")
@@ -442,7 +485,7 @@ def test_figures_carry_their_threshold_and_its_source() -> None:
 
 
 def baseline_of(profile: Profile, *figures: Figure) -> Baseline:
-    """Build the baseline that a validation of all nodes would record."""
+    """Return the baseline that a validation of all nodes would record with these figures."""
     return Baseline(
         lab="demo",
         profile="plain",
@@ -454,6 +497,7 @@ def baseline_of(profile: Profile, *figures: Figure) -> Baseline:
 
 
 def test_a_node_is_compared_with_what_its_own_host_did() -> None:
+    """Move one node to another host: it is compared with the others, the rest with the baseline."""
     figures = [Figure(step="memory", what="rate", node=node, value=200, unit="GB/s", passed=None) for node in NAMES]
     recorded = baseline_of(PLAIN, *figures)
     moved = replace(recorded, hosts={**recorded.hosts, "worker-3": "blue0"})
@@ -466,6 +510,7 @@ def test_a_node_is_compared_with_what_its_own_host_did() -> None:
 
 @pytest.mark.parametrize(("value", "verdict"), [(86.0, "PASS"), (84.0, "UNSURE")])
 def test_figures_are_compared_with_the_baseline(value: float, verdict: str) -> None:
+    """Compare with a baseline of 100: 86 passes, 84 is unsure; another check or fewer nodes are not compared."""
     profile = replace(PLAIN, checks=(replace(MEMORY, nodes="all"),))
     reference = Figure(step="memory", what="rate", value=100, unit="GB/s", passed=None)
     recorded = baseline_of(profile, reference)
@@ -480,6 +525,7 @@ def test_figures_are_compared_with_the_baseline(value: float, verdict: str) -> N
 
 
 def test_latency_is_better_when_lower() -> None:
+    """Double the latency of worker-0: slow, with an upper limit."""
     check = replace(MEMORY, limits=(Limit(metric="latency", lower_is_better=True),))
     validation = Cluster(lambda _, group: 20.0 if group == ("worker-0",) else 10.0).validate(
         replace(PLAIN, checks=(check,))
@@ -490,6 +536,7 @@ def test_latency_is_better_when_lower() -> None:
 
 
 def test_interfaces_are_counted_before_and_after() -> None:
+    """Take an interface of red1 down during the checks: "network after" failed, worker-1 is failing."""
     counts = {"red1": [UP, "eth0 mlx5_core down 0 -1\n"]}
     cluster = Cluster(interfaces=lambda host: counts[host].pop(0) if host in counts else UP)
     validation = cluster.validate(replace(PLAIN, network=Network(up=1)))
@@ -499,6 +546,7 @@ def test_interfaces_are_counted_before_and_after() -> None:
 
 
 def test_too_few_interfaces_are_named_with_their_host() -> None:
+    """Give red0 no interface that is up: the step names host, count and interface."""
     validation = Cluster(interfaces=lambda host: UP if host != "red0" else "eth0 mlx5_core down 0 -1\n").validate(
         replace(PLAIN, network=Network(up=1))
     )
@@ -514,6 +562,7 @@ HOOKS = (
 
 
 def test_hooks_run_on_every_host_in_order_and_are_checked() -> None:
+    """Run three hooks: command and check of each in order, with the operator's variables."""
     cluster = Cluster()
     validation = cluster.validate(replace(PLAIN, hooks=HOOKS), operator=Operator(l3_enabled=True))
     hooks = ["# set-up: command", "# set-up: check", "# qualify: command", "# set-up: command", "# set-up: check"]
@@ -527,6 +576,7 @@ def test_hooks_run_on_every_host_in_order_and_are_checked() -> None:
 
 
 def test_the_operator_may_skip_the_set_up_of_the_network() -> None:
+    """Set skip_network_setup: both set-up hooks are skipped, the other runs."""
     cluster = Cluster()
     validation = cluster.validate(replace(PLAIN, hooks=HOOKS), operator=Operator(skip_network_setup=True))
     assert [step.status for step in validation.steps[1:4]] == ["skipped", "passed", "skipped"]
@@ -534,6 +584,7 @@ def test_the_operator_may_skip_the_set_up_of_the_network() -> None:
 
 
 def test_a_hook_that_fails_names_the_host() -> None:
+    """Fail a hook's check on red3: the step names it, worker-3 is failing, the checks run without it."""
     cluster = Cluster(code=lambda script, host: int("check" in script and host == "red3"))
     validation = cluster.validate(replace(PLAIN, hooks=HOOKS[:1]))
     assert step(validation, "set-up").message == "1 of 4 hosts: red3: check failed with exit code 1: no such card"
@@ -542,12 +593,14 @@ def test_a_hook_that_fails_names_the_host() -> None:
 
 
 def test_a_profile_of_which_no_check_can_run_here_is_no_pass() -> None:
+    """Validate one check that needs devices: FAIL, all nodes unsure as no run passed."""
     validation = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, needs_devices=True),)))
     assert (validation.verdict, set(verdicts(validation).values())) == ("FAIL", {"unsure"})
     assert validation.message.startswith("worker-0 is unsure: no run on it passed")
 
 
 def test_a_threshold_that_all_nodes_miss_is_doubted_before_the_nodes() -> None:
+    """Set a threshold above all nodes: FAIL, all unsure, the advice is to look at the shared and the limit."""
     limit = Limit(metric="rate", min=1000, source="a data sheet")
     validation = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, limits=(limit,)),)))
     assert (validation.verdict, set(verdicts(validation).values())) == ("FAIL", {"unsure"})
@@ -563,6 +616,7 @@ def test_a_threshold_that_all_nodes_miss_is_doubted_before_the_nodes() -> None:
 def test_of_a_limit_that_most_nodes_miss_host_and_limit_are_suspected(
     cluster: type[Cluster], bad: int, verdict: str
 ) -> None:
+    """Let 1 to 4 nodes miss a limit: up to half are slow; of more, all are unsure, host or limit suspected."""
     bounded = replace(MEMORY, limits=(Limit(metric="rate", min=90, source="a data sheet"),))
     lab = cluster(lambda _, group: 50.0 if group[0] in NAMES[:bad] else 100.0)
     validation = lab.validate(replace(PLAIN, checks=(bounded,)))
@@ -574,19 +628,24 @@ def test_of_a_limit_that_most_nodes_miss_host_and_limit_are_suspected(
 
 
 def test_a_limit_that_two_of_three_nodes_miss_is_suspected() -> None:
+    """Let two of three nodes miss a limit: they are unsure."""
     bounded = replace(MEMORY, limits=(Limit(metric="rate", min=90),))
     lab = Cluster(lambda _, group: 50.0 if group[0] in NAMES[:2] else 100.0, dead=NAMES[3:])
     assert verdicts(lab.validate(replace(PLAIN, checks=(bounded,))))["worker-0"] == "unsure"
 
 
 def test_most_nodes_that_fail_are_accused_each() -> None:
+    """Let three of four nodes crash: each of them is failing."""
     validation = Cluster(lambda _, group: None if group[0] in NAMES[:3] else 100.0).validate()
     assert [verdicts(validation)[node] for node in NAMES] == ["failing", "failing", "failing", "good"]
 
 
 def test_a_trouble_of_this_machine_is_named_and_its_nodes_are_checked() -> None:
+    """Find an error on this machine: all nodes are checked, "local" is failing, no advice to drain."""
+
     class Here(Cluster):
         def status(self) -> LabStatus:
+            """Return the status with every node on host local."""
             observed = super().status()
             return replace(observed, nodes=tuple(replace(node, host="local") for node in observed.nodes))
 
@@ -600,8 +659,11 @@ def test_a_trouble_of_this_machine_is_named_and_its_nodes_are_checked() -> None:
 
 
 def test_settings_that_no_lab_can_be_brought_up_with_end_it_at_once() -> None:
+    """Raise ConfigError in doctor: it is raised, and nothing else is called."""
+
     class Refused(Cluster):
         def doctor(self) -> DoctorReport:
+            """Raise ConfigError about a host named twice."""
             raise ConfigError("hosts.txt:2: h1 is named twice")
 
     cluster = Refused()
@@ -611,7 +673,10 @@ def test_settings_that_no_lab_can_be_brought_up_with_end_it_at_once() -> None:
 
 
 def test_ctrl_c_removes_the_lab_and_reports() -> None:
+    """Interrupt memory: ERROR, exit code 130, later steps skipped, down called."""
+
     def interrupted(*_: object) -> float:
+        """Raise KeyboardInterrupt."""
         raise KeyboardInterrupt
 
     cluster = Cluster(interrupted)
@@ -631,7 +696,10 @@ def test_ctrl_c_removes_the_lab_and_reports() -> None:
 
 
 def test_a_bug_still_removes_the_lab() -> None:
+    """Raise ZeroDivisionError in a run: it is raised after down."""
+
     def broken(*_: object) -> float:
+        """Raise ZeroDivisionError."""
         raise ZeroDivisionError
 
     cluster = Cluster(broken)
@@ -641,6 +709,7 @@ def test_a_bug_still_removes_the_lab() -> None:
 
 
 def test_what_is_left_after_the_clean_up_is_named() -> None:
+    """Leave a container after the clean-up: the step failed with its name, exit code 5."""
     validation = Cluster(left=[(), ("container labctl-demo-worker-1-1 on red1",)]).validate()
     assert step(validation, "clean-up").status == "failed"
     assert "labctl-demo-worker-1-1 on red1" in step(validation, "clean-up").message
@@ -648,6 +717,7 @@ def test_what_is_left_after_the_clean_up_is_named() -> None:
 
 
 def test_a_lab_that_was_up_stays_up() -> None:
+    """Validate a lab that was up before: it is not taken down, the step is skipped."""
     cluster = Cluster(left=[("container labctl-demo-launcher-1 on red0",)])
     validation = cluster.validate()
     assert (step(validation, "clean-up").status, code(validation)) == ("skipped", 0)
@@ -655,18 +725,21 @@ def test_a_lab_that_was_up_stays_up() -> None:
 
 
 def test_a_lab_is_kept_if_asked() -> None:
+    """Validate with keep=True: down is not called, the step names `labctl down`."""
     cluster = Cluster()
     assert step(cluster.validate(keep=True), "clean-up").message == "--keep: `labctl down` removes the lab"
     assert "down" not in cluster.calls
 
 
 def test_pairs_have_each_node() -> None:
+    """Run pairs of three nodes: one node is in two pairs."""
     cluster = Cluster(dead=("worker-3",))
     cluster.validate(replace(PLAIN, checks=(replace(MEMORY, nodes="pairs"),)))
     assert "memory: worker-0+worker-1 worker-2+worker-0" in cluster.calls
 
 
 def test_checks_of_devices_are_skipped_without_any() -> None:
+    """Validate a check of devices and one of none without devices: the first is skipped, PASS."""
     validation = Cluster().validate(replace(PLAIN, checks=(replace(MEMORY, needs_devices=True), TRAIN)))
     assert statuses(validation)["memory"] == "skipped"
     assert validation.verdict == "PASS"
@@ -677,6 +750,7 @@ TURNS = Profile(name="turns", description="", checks=(SPEED,))
 
 
 def test_nodes_of_one_host_are_compared_in_turn() -> None:
+    """Make one of four nodes of one host slow: slow after 9 rounds in turn, FAIL, exit code 5."""
     cluster = OneHost(lambda _, group: 50.0 if group == ("worker-2",) else 100.0)
     validation = cluster.validate(TURNS)
     assert "speed: worker-0+worker-1+worker-2+worker-3" in cluster.calls
@@ -688,6 +762,7 @@ def test_nodes_of_one_host_are_compared_in_turn() -> None:
 
 
 def test_the_memory_that_nodes_of_one_host_share_is_not_compared() -> None:
+    """Make a node of one host slow in memory: not judged, PASS, in pairs too."""
     validation = OneHost(lambda _, group: 10.0 if group == ("worker-2",) else 100.0).validate(
         replace(PLAIN, checks=(MEMORY,))
     )
@@ -700,6 +775,7 @@ def test_the_memory_that_nodes_of_one_host_share_is_not_compared() -> None:
 
 
 def test_on_a_busy_host_a_node_that_may_be_slow_is_unsure_and_none_is_accused() -> None:
+    """Take 40 % of the time by other programs: UNSURE, exit code 6, evidence and loads say so."""
     validation = OneHost(lambda *_: 100.0, lost=0.4, used=lambda _: used(0.7)).validate(TURNS)
     assert (validation.verdict, code(validation)) == ("UNSURE", 6)
     assert set(verdicts(validation).values()) == {"unsure"}
@@ -714,12 +790,14 @@ def test_on_a_busy_host_a_node_that_may_be_slow_is_unsure_and_none_is_accused() 
 
 
 def test_a_node_that_is_slow_while_it_runs_is_bad_on_a_busy_host_too() -> None:
+    """Make a node slow in turns on a busy host: slow, without the wait of 60 s."""
     cluster = OneHost(lambda _, group: 50.0 if group == ("worker-2",) else 100.0, lost=0.4)
     assert verdicts(cluster.validate(TURNS))["worker-2"] == "slow"
     assert "wait 60" not in cluster.calls
 
 
 def test_a_slow_node_that_a_quota_holds_back_is_said_to_have_one() -> None:
+    """Give the slow node a quota: its evidence says that the quota held it back."""
     held = {"worker-2": 0.52}
     cluster = OneHost(lambda _, group: 50.0 if group == ("worker-2",) else 100.0, held=held)
     assert cluster.validate(TURNS).nodes[2].evidence == (
@@ -729,12 +807,14 @@ def test_a_slow_node_that_a_quota_holds_back_is_said_to_have_one() -> None:
 
 
 def test_a_bandwidth_that_is_0_on_all_nodes_by_definition_is_not_compared() -> None:
+    """Give all nodes a value of 0: PASS."""
     validation = Cluster(lambda *_: 0.0).validate(replace(PLAIN, checks=(MEMORY,)))
     assert (validation.verdict, set(verdicts(validation).values())) == ("PASS", {"good"})
 
 
 @pytest.mark.parametrize(("speed", "verdict"), [(100.0, "PASS"), (40.0, "FAIL")])
 def test_nodes_in_turn_are_judged_by_a_threshold_and_by_the_baseline(speed: float, verdict: str) -> None:
+    """Judge turns by a threshold or a baseline: 100 passes and 40 fails."""
     bounded = replace(SPEED, limits=(Limit(metric="tflops", min=50, source="a data sheet"),))
     assert OneHost(lambda *_: speed).validate(replace(TURNS, checks=(bounded,))).verdict == verdict
     figures = [Figure(step="speed", what="tflops", node=node, value=100, unit="", passed=None) for node in NAMES]
@@ -745,13 +825,17 @@ def test_nodes_in_turn_are_judged_by_a_threshold_and_by_the_baseline(speed: floa
 
 
 def test_a_single_node_is_judged_by_the_threshold_of_a_check_of_all() -> None:
+    """Let the only node miss the threshold of a check of all nodes: slow."""
     validation = Cluster(lambda *_: 60.0, dead=NAMES[1:]).validate(replace(PLAIN, checks=(TRAIN,)))
     assert verdicts(validation)["worker-0"] == "slow"
 
 
 def test_a_node_that_stops_to_print_its_number_is_bad_and_the_check_ends() -> None:
+    """Leave out the number in worker-1's repeated runs: slow, and the check ends."""
+
     class Mute(Cluster):
         def job(self, check: Check, group: Group) -> JobOutcome:
+            """Return the outcome, of worker-1 without metrics once runs are repeated."""
             job = super().job(check, group)
             mute = group == ("worker-1",) and any("again" in call for call in self.calls)
             return replace(job, metrics={}) if mute else job
@@ -760,14 +844,18 @@ def test_a_node_that_stops_to_print_its_number_is_bad_and_the_check_ends() -> No
 
 
 def test_turns_that_are_not_read_are_no_pass() -> None:
+    """Return no rounds from turns: FAIL."""
+
     class Unread(OneHost):
         def in_turn(self, check: Check, group: Group) -> JobOutcome:
+            """Return the outcome without rounds."""
             return replace(super().in_turn(check, group), rounds=())
 
     assert Unread().validate(TURNS).verdict == "FAIL"
 
 
 def test_of_errors_none_is_best() -> None:
+    """Count errors on worker-2 and none on others: slow."""
     errors = replace(MEMORY, limits=(Limit(metric="errors", lower_is_better=True),))
     validation = Cluster(lambda _, group: 5.0 if group == ("worker-2",) else 0.0).validate(
         replace(PLAIN, checks=(errors,))
@@ -776,6 +864,7 @@ def test_of_errors_none_is_best() -> None:
 
 
 def test_a_host_that_others_use_is_not_accused_of_it() -> None:
+    """Make a node slow on a host with other load: unsure, exit code 6."""
     validation = Cluster(
         lambda _, group: 50.0 if group == ("worker-1",) else 100.0, used=lambda host: used(0.5 if host == "red1" else 0)
     ).validate(replace(PLAIN, checks=(MEMORY,)))
@@ -784,6 +873,7 @@ def test_a_host_that_others_use_is_not_accused_of_it() -> None:
 
 
 def test_the_only_node_that_does_not_fail_is_not_measured_for_ever() -> None:
+    """Let one of two nodes fail: failing, and memory is run three times at most."""
     cluster = Cluster(lambda _, group: None if group == ("worker-1",) else 100.0, dead=NAMES[2:])
     validation = cluster.validate(replace(PLAIN, checks=(MEMORY,)))
     assert verdicts(validation)["worker-1"] == "failing"
@@ -791,6 +881,7 @@ def test_the_only_node_that_does_not_fail_is_not_measured_for_ever() -> None:
 
 
 def test_a_pair_that_was_slow_only_once_is_good_and_one_that_nothing_explains_is_unsure() -> None:
+    """Make a pair slow once: PASS; make pairs with worker-1 always slow: UNSURE."""
     pairs = replace(PLAIN, checks=(replace(MEMORY, nodes="pairs"),))
     values = chain((100.0, 50.0), repeat(100.0))
     assert Cluster(lambda *_: next(values)).validate(pairs).verdict == "PASS"
@@ -799,6 +890,7 @@ def test_a_pair_that_was_slow_only_once_is_good_and_one_that_nothing_explains_is
 
 
 def test_a_run_in_turn_that_fails_is_bisected() -> None:
+    """Crash a run in turns: the step says so, and it is bisected without a metric."""
     cluster = OneHost(lambda _, group: None if group == ("worker-2",) else 100.0)
     validation = cluster.validate(TURNS)
     assert step(validation, "speed").message == "speed: rank 0 crashed"
@@ -812,12 +904,14 @@ class Computing(OneHost):
     """A cluster whose nodes train; ``results`` has what each gives, run after run."""
 
     def __init__(self, **results: tuple[str, ...]) -> None:
+        """Plan the loss curves of each node, run after run; the last one repeats."""
         super().__init__()
         self.results = {node: repeat("abc on X") for node in NAMES}
         for node, given in results.items():
             self.results[node.replace("_", "-")] = chain(given, repeat(given[-1]))  # type: ignore[assignment]
 
     def job(self, check: Check, group: Group) -> JobOutcome:
+        """Return a passed outcome with the node's next loss curve."""
         (node,) = group
         return replace(super().job(check, group), passed=True, notes={"loss_curve": next(self.results[node])})
 
@@ -831,17 +925,20 @@ class Computing(OneHost):
     ],
 )
 def test_a_node_that_computes_what_no_other_does_is_failing(given: tuple[str, ...], verdict: str, text: str) -> None:
+    """Give worker-1 another curve: failing, unless a repeat gives the others' curve, then unsure."""
     validation = Computing(worker_1=given).validate(replace(PLAIN, checks=(SAME,)))
     assert verdicts(validation) == {**dict.fromkeys(NAMES, "good"), "worker-1": verdict}
     assert text in validation.nodes[1].evidence[0]
 
 
 def test_nodes_of_other_hardware_may_compute_something_else() -> None:
+    """Give worker-1 another curve on other hardware: PASS."""
     validation = Computing(worker_1=("abd on Y",)).validate(replace(PLAIN, checks=(SAME,)))
     assert validation.verdict == "PASS"
 
 
 def test_of_two_nodes_that_differ_none_is_accused() -> None:
+    """Give two nodes different curves: both unsure."""
     cluster = Computing(worker_1=("abd on X",))
     cluster.dead = NAMES[2:]
     validation = cluster.validate(replace(PLAIN, checks=(SAME,)))
@@ -849,6 +946,7 @@ def test_of_two_nodes_that_differ_none_is_accused() -> None:
 
 
 def test_what_several_nodes_reach_together_is_repeated_until_it_is_certain() -> None:
+    """Miss the limit of all nodes once: PASS; in 8 runs: FAIL, and it is bisected."""
     values = chain((90.0, 300.0), repeat(300.0))
     once = Cluster(lambda check, group: next(values) if check is TRAIN else 100.0 * len(group))
     validation = once.validate(replace(PLAIN, checks=(TRAIN,)))
@@ -864,6 +962,7 @@ def test_what_several_nodes_reach_together_is_repeated_until_it_is_certain() -> 
 
 
 def test_what_several_nodes_reach_together_on_a_busy_host_is_unsure_and_not_bisected() -> None:
+    """Miss the limit of all nodes on a busy host: UNSURE, and not bisected."""
     cluster = Cluster(lambda *_: 90.0, used=lambda host: used(0.7 if host == "red1" else 0.0))
     validation = cluster.validate(replace(PLAIN, checks=(TRAIN,)))
     assert (validation.verdict, code(validation)) == ("UNSURE", 6)
@@ -872,14 +971,18 @@ def test_what_several_nodes_reach_together_on_a_busy_host_is_unsure_and_not_bise
 
 
 def test_a_speed_of_all_nodes_without_a_baseline_is_said_to_be_not_judged() -> None:
+    """Run train without limit or baseline: the step says that it is not judged."""
     check = replace(TRAIN, limits=(Limit(metric="throughput"),))
     validation = Cluster().validate(replace(PLAIN, checks=(check,)))
     assert step(validation, "train").message == "throughput 400 GB/s; not judged: nothing to compare with"
 
 
 def test_ctrl_c_before_a_slow_node_is_confirmed_does_not_make_it_good() -> None:
+    """Interrupt the wait before a slow node is confirmed: ERROR, and the node is unsure."""
+
     class Impatient(Cluster):
         def wait(self, _: float) -> None:
+            """Raise KeyboardInterrupt."""
             raise KeyboardInterrupt
 
     cluster = Impatient(lambda _, group: 40.0 if group == ("worker-2",) else 100.0)
@@ -889,6 +992,7 @@ def test_ctrl_c_before_a_slow_node_is_confirmed_does_not_make_it_good() -> None:
 
 
 def test_a_lab_below_its_baseline_is_unsure_where_no_node_explains_it() -> None:
+    """Fall below the baseline of all nodes: UNSURE, exit code 6, the message has both numbers."""
     profile = replace(PLAIN, checks=(replace(TRAIN, limits=(Limit(metric="throughput"),)),))
     before = Figure(step="train", what="throughput", node="", value=500, unit="samples/s", passed=None)
     validation = Cluster().validate(profile, baseline=baseline_of(profile, before))

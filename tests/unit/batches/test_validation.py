@@ -8,10 +8,12 @@ from labctl.reports.validation import Hardware
 
 
 def device(kind: str, name: str) -> DetectedDevice:
+    """Return a detected device of this kind and name."""
     return DetectedDevice(id="0", path="", name=name, kind=kind, node=None, leased_by="")
 
 
 def test_the_hardware_of_a_host_has_the_devices_of_its_accelerator_alone() -> None:
+    """Give a host nvidia and intel devices: its Hardware counts the nvidia ones, with their driver."""
     host = HostDevices(
         name="red0",
         accelerator="nvidia",

@@ -17,16 +17,19 @@ NO_OPTIONS = Options(deepspeed=False, cpu_optimizer=False, arguments=frozenset()
 
 
 def single(**changes: Any) -> Training:
+    """Return a ZeRO-3 training of OPT-13B on one rank with checkpointing."""
     return training(ranks=1, slots=1, stage=3, micro_batch=4, gradient_checkpointing=True, **changes)
 
 
 def advised(planned: Training, *, device: int | None, host: int | None, options: Options) -> list[str]:
+    """Return the advised settings or words for these sizes in GiB; [] without advice."""
     sizes = (size and size * GIB for size in (device, host))
     advice = fit.advise(planned, Capacity(**dict(zip(("device", "host"), sizes, strict=True))), options)
     return [change.set or change.words for change in advice.changes] if advice else []
 
 
 def test_13_billion_parameters_on_a_card_of_24_gib_take_both_offloads_and_the_host_memory_for_them() -> None:
+    """Advise OPT-13B on 24 GiB with an unknown host: both offloads, and the host memory that they need."""
     advice = fit.advise(single(), Capacity(device=24 * GIB, host=None))
     assert advice is not None
     assert [change.set for change in advice.changes] == [OFFLOADED.format("optimizer"), OFFLOADED.format("param")]
@@ -36,6 +39,7 @@ def test_13_billion_parameters_on_a_card_of_24_gib_take_both_offloads_and_the_ho
 
 
 def test_offloading_is_only_advised_where_the_host_has_the_memory_for_it() -> None:
+    """Advise with 256 and 128 GiB of host memory: the optimizer's offload, and adapters."""
     planned = single()
     every = Options()
     assert advised(planned, device=80, host=256, options=every) == [OFFLOADED.format("optimizer")]
@@ -43,6 +47,7 @@ def test_offloading_is_only_advised_where_the_host_has_the_memory_for_it() -> No
 
 
 def test_what_the_workload_has_no_option_for_is_advised_in_words() -> None:
+    """Advise for a workload without options: the changes are words."""
     assert advised(single(), device=24, host=None, options=NO_OPTIONS) == [
         "the optimizer offloaded to the host, as DeepSpeedCPUAdam",
         "the parameters offloaded to the host",
@@ -64,11 +69,13 @@ def test_what_the_workload_has_no_option_for_is_advised_in_words() -> None:
     ],
 )
 def test_the_least_hardware_is_named(device: int, host: int, hosts: int | None, gib: int | None) -> None:
+    """Ask for the least hardware: number of hosts and GiB of a host, None where none is enough."""
     least = fit.least(single(), Capacity(device=device * GIB, host=host * GIB))
     assert (least.hosts, least.host and round(least.host / GIB)) == (hosts, gib)
 
 
 def test_one_host_less_than_the_least_is_too_few() -> None:
+    """Advise with the least number of hosts and one fewer: only the first keeps the weights."""
     capacity = Capacity(device=24 * GIB, host=64 * GIB)
     least = fit.least(single(), capacity)
     assert least.hosts is not None
@@ -81,6 +88,7 @@ def test_one_host_less_than_the_least_is_too_few() -> None:
 
 
 def test_hardware_is_named_beside_adapters_which_change_what_is_trained() -> None:
+    """Report with adapters as advice: the least hardware is named too, and not with an offload."""
     report = fit.report("opt", 1, single(), Capacity(device=80 * GIB, host=128 * GIB))
     assert report.advice is not None
     assert report.advice.adapters
@@ -90,10 +98,12 @@ def test_hardware_is_named_beside_adapters_which_change_what_is_trained() -> Non
 
 
 def test_a_cpu_is_not_advised_to_offload_to_itself() -> None:
+    """Advise a CPU training: adapters, and no offload."""
     planned = training(accelerator="cpu", ranks=2, slots=1, stage=3, micro_batch=2)
     assert advised(planned, device=None, host=64, options=Options()) == ["lora-dim=8"]
 
 
 def test_a_model_of_unknown_layers_is_not_advised_to_have_adapters() -> None:
+    """Advise a model of which only the parameters are known: nothing."""
     counted = training(model=DecoderConfig(name="vit", counted=10**9), sequence_length=0)
     assert advised(counted, device=1, host=4, options=Options()) == []

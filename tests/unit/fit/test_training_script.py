@@ -51,6 +51,7 @@ deepspeed main.py --data_path Dahoas/rm-static --model_name_or_path facebook/opt
 
 
 def training(script: Path, text: str) -> Training:
+    """Write the script and its setup_env.sh; return the training that fit reads from them."""
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(text)
     (script.parent / "setup_env.sh").write_text(SETUP)
@@ -58,6 +59,7 @@ def training(script: Path, text: str) -> Training:
 
 
 def test_a_script_that_sources_its_models_is_read_with_what_it_sources(tmp_path: Path) -> None:
+    """Read a script that sources its models: RLHF with actor, critic, stages, lengths and adapters."""
     parsed = training(tmp_path / "run_opt-13b.sh", THIRD)
     assert (parsed.task, parsed.model.name, parsed.critic and parsed.critic.name) == ("rlhf", "opt-13b", "opt-350m")
     assert (parsed.stage, parsed.critic_stage, parsed.micro_batch) == (3, 2, 8)
@@ -66,6 +68,7 @@ def test_a_script_that_sources_its_models_is_read_with_what_it_sources(tmp_path:
 
 
 def test_a_script_of_a_step_is_read_with_its_defaults(tmp_path: Path) -> None:
+    """Read a step's script: task from its folder, values from its options and DeepSpeed-Chat's defaults."""
     parsed = training(tmp_path / "step1_supervised_finetuning/training_scripts/opt/run_1.3b.sh", OF_STEP)
     assert (parsed.task, parsed.model.name, parsed.stage, parsed.micro_batch) == ("sft", "opt-1.3b", 2, 16)
     assert (parsed.sequence_length, parsed.gradient_accumulation_steps, parsed.lora_dim) == (512, 4, 0)
@@ -84,5 +87,6 @@ def test_a_script_of_a_step_is_read_with_its_defaults(tmp_path: Path) -> None:
     ],
 )
 def test_a_script_whose_training_is_not_known_is_refused(tmp_path: Path, name: str, text: str, why: str) -> None:
+    """Read a script with unknown model or step: ConfigError with the reason."""
     with pytest.raises(ConfigError, match=why):
         training(tmp_path / name, text)
