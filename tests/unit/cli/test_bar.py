@@ -34,6 +34,7 @@ FOUND = Progress(step=30, steps=120, metrics=METRICS, seconds_per_step=1.0, seco
     ],
 )
 def test_a_narrow_terminal_shows_less_in_one_line(width: int, expected: str) -> None:
+    """Format the progress at widths from 120 to 0: bar, then metrics, then everything is left out."""
     assert progress_text(FOUND, 5, 600, width) == expected
 
 
@@ -49,18 +50,22 @@ def test_a_narrow_terminal_shows_less_in_one_line(width: int, expected: str) -> 
     ],
 )
 def test_what_a_run_does_not_say_is_not_shown(progress: Progress, expected: str) -> None:
+    """Format a progress without steps, metrics or estimate: what is missing is left out, the elapsed time shown."""
     assert progress_text(progress, 65, 7200, 80) == expected
 
 
 def test_a_name_from_a_workload_moves_no_cursor() -> None:
+    """Give a metric control characters as name and unit: the text is printable."""
     text = progress_text(Progress(metrics={"\x1b[2J": {"value": 1.0, "unit": "\x1b[A"}}), 0, 60, 80)
     assert text.isprintable()
 
 
 def test_lines_are_printed_above_the_bar_which_is_gone_at_the_end() -> None:
+    """Print around a bar: it is erased, the line printed and the bar drawn again; gone after the block."""
     stream, drawn = io.StringIO(), threading.Event()
 
     def text(_: int) -> str:
+        """Signal that the bar was drawn; return its text."""
         drawn.set()
         return "step 1/2"
 
@@ -77,7 +82,7 @@ def test_lines_are_printed_above_the_bar_which_is_gone_at_the_end() -> None:
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A terminal as standard error; yields the end that reads its output."""
+    """Replace sys.stderr by a pseudo-terminal; yield the descriptor that reads its output, and close it."""
     master, slave = pty.openpty()
     with open(slave, "w", encoding="utf-8") as stream:  # noqa: PTH123
         monkeypatch.setattr("sys.stderr", stream)
@@ -89,6 +94,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_a_terminal_that_cannot_and_a_document_have_no_bar(
     monkeypatch: pytest.MonkeyPatch, term: str, as_json: bool
 ) -> None:
+    """Show progress on a dumb terminal or with JSON: no bar is made."""
     monkeypatch.setenv("TERM", term)
     with terminal(monkeypatch):
         output = Output(as_json=as_json)
@@ -97,6 +103,7 @@ def test_a_terminal_that_cannot_and_a_document_have_no_bar(
 
 
 def test_a_terminal_has_a_bar_and_lines_above_it_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show progress on a pseudo-terminal: lines, warnings and notes stand above the bar as without one."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     screen = b""
@@ -117,6 +124,7 @@ def test_a_terminal_has_a_bar_and_lines_above_it_as_without(monkeypatch: pytest.
 
 
 def test_quiet_leaves_out_what_runs_print_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    """Use quiet output: lines of ranks are left out; notice and answer are printed."""
     output = Output(quiet=True)
     with output.showing(lambda: FOUND, 0, 60):
         output.event(Event("line", "from a rank"))
@@ -126,6 +134,7 @@ def test_quiet_leaves_out_what_runs_print_and_nothing_else(capsys: pytest.Captur
 
 
 def test_a_pipe_has_the_lines_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Show progress into a pipe: the line is printed unchanged, and no bar."""
     output = Output()
     with output.showing(lambda: FOUND, 0, 60):
         output.event(Event("line", "\x1b[31mred\r 50%"))

@@ -30,6 +30,8 @@ metrics: {throughput: {pattern: 'Throughput: (\\S+)', unit: samples/s, reduce: l
 
 @pytest.fixture(autouse=True)
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make DockerEngine.observe raise HostError "Docker Engine does not answer"."""
+
     def fail(*_: object) -> None:
         raise HostError("Docker Engine does not answer")
 
@@ -40,6 +42,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_set_is_written_and_what_is_left_over_is_named(labctl: Labctl) -> None:
+    """Run hostfiles for seven nodes by two: three files are written, the seventh node is named as left over."""
     labctl.write("nodes.txt", "".join(f"ml-{number:03} slots=8\n" for number in range(1, 8)))
     answer = labctl("hostfiles", "nodes.txt", "--size", "2")
     directory = labctl.directory / "hostfiles/7nodes_2xN"
@@ -50,12 +53,14 @@ def test_a_set_is_written_and_what_is_left_over_is_named(labctl: Labctl) -> None
 
 
 def test_one_node_is_one_node(labctl: Labctl) -> None:
+    """Run hostfiles for one node: the answer says "1 hostfile of 1 node"."""
     labctl.write("nodes.txt", "ml-001 slots=8\n")
     answer = labctl("hostfiles", "nodes.txt", "--size", "1")
     assert answer.out == "hostfiles/1node_1xN: 1 hostfile of 1 node\n"
 
 
 def test_a_set_as_json_has_its_files_and_what_is_left_over(labctl: Labctl) -> None:
+    """Run hostfiles --json: directory, size, pattern, files and left-over nodes."""
     labctl.write("nodes.txt", "a slots=2\nb slots=2\nc slots=2\n")
     document = labctl("hostfiles", "nodes.txt", "--size", "2", "--pattern", "random", "--out", "o", "--json").document
     assert document["directory"] == "o"
@@ -76,6 +81,7 @@ def test_a_set_as_json_has_its_files_and_what_is_left_over(labctl: Labctl) -> No
 def test_slots_are_those_of_the_option_the_list_or_the_lab(
     labctl: Labctl, text: str, options: tuple[str, ...], written: str
 ) -> None:
+    """Run hostfiles: slots come from --slots, else the list, else LAB_SLOTS."""
     labctl.env("LAB_SLOTS=3\n")
     labctl.write("nodes.txt", text)
     assert labctl("hostfiles", "nodes.txt", "--size", "2", "--out", "o", *options).code == 0
@@ -83,6 +89,7 @@ def test_slots_are_those_of_the_option_the_list_or_the_lab(
 
 
 def test_outside_a_lab_a_node_has_eight_slots(labctl: Labctl) -> None:
+    """Run hostfiles without .env: each node has 8 slots."""
     (labctl.directory / ".env").unlink()
     labctl.write("nodes.txt", "10.0.0.1\n10.0.0.2\n")
     assert labctl("hostfiles", "nodes.txt", "--size", "2", "--out", "o").code == 0
@@ -105,6 +112,7 @@ def test_outside_a_lab_a_node_has_eight_slots(labctl: Labctl) -> None:
 def test_a_list_or_a_set_that_cannot_be_is_refused(
     labctl: Labctl, text: str, options: tuple[str, ...], message: str
 ) -> None:
+    """Run hostfiles with an invalid list or size: exit code 2 with the reason, and no folder is made."""
     labctl.write("nodes.txt", text)
     answer = labctl("hostfiles", "nodes.txt", *options)
     assert (answer.code, answer.out) == (2, "")
@@ -113,11 +121,13 @@ def test_a_list_or_a_set_that_cannot_be_is_refused(
 
 
 def test_a_list_that_is_not_there_is_named(labctl: Labctl) -> None:
+    """Run hostfiles with a missing list: exit code 2 names it."""
     answer = labctl("hostfiles", "none.txt", "--size", "1")
     assert (answer.code, "none.txt: no such file" in answer.err) == (2, True)
 
 
 def test_other_hostfiles_are_kept(labctl: Labctl) -> None:
+    """Run hostfiles into a folder of another set: exit code 2 names a file of it; the same set again is 0."""
     labctl.write("nodes.txt", "a slots=1\nb slots=1\n")
     for _ in range(2):
         assert labctl("hostfiles", "nodes.txt", "--size", "1", "--out", "o").code == 0
@@ -127,6 +137,7 @@ def test_other_hostfiles_are_kept(labctl: Labctl) -> None:
 
 
 def test_where_no_directory_can_be_made_is_named(labctl: Labctl) -> None:
+    """Run hostfiles with a file as --out: exit code 3 names it."""
     labctl.write("nodes.txt", "a slots=1\n")
     answer = labctl("hostfiles", "nodes.txt", "--size", "1", "--out", "nodes.txt")
     assert answer.code == 3
@@ -137,6 +148,7 @@ def test_where_no_directory_can_be_made_is_named(labctl: Labctl) -> None:
 
 
 def hostfiles(labctl: Labctl, *groups: str) -> str:
+    """Write a hostfile for each group of node numbers; return the folder relative to the lab."""
     folder = labctl.directory / "hostfiles/set"
     folder.mkdir(parents=True)
     for number, group in enumerate(groups, start=1):
@@ -157,6 +169,7 @@ def hostfiles(labctl: Labctl, *groups: str) -> str:
     ],
 )
 def test_a_batch_that_cannot_be_is_refused(labctl: Labctl, arguments: tuple[str, ...], message: str) -> None:
+    """Run batch with an unknown workload, set, metric or value: exit code 2 with the reason."""
     hostfiles(labctl, "0", "1")
     answer = labctl("batch", *arguments)
     assert (answer.code, answer.out) == (2, "")
@@ -164,6 +177,7 @@ def test_a_batch_that_cannot_be_is_refused(labctl: Labctl, arguments: tuple[str,
 
 
 def test_a_hostfile_with_an_unknown_node_is_refused_before_anything_is_written(labctl: Labctl) -> None:
+    """Run batch with a hostfile of an unknown node: exit code 2, and --out is not created."""
     answer = labctl("batch", "hello", hostfiles(labctl, "0", "7"), "--out", "o")
     assert answer.code == 2
     assert re.search(r"hostfile_2: lab demo has no node `worker-7`", answer.err)
@@ -171,6 +185,7 @@ def test_a_hostfile_with_an_unknown_node_is_refused_before_anything_is_written(l
 
 
 def test_where_no_engine_answers_nothing_is_recorded(labctl: Labctl) -> None:
+    """Run batch without an engine: exit code 3, and --out is not created."""
     answer = labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
     assert (answer.code, answer.out) == (3, "")
     assert "Docker Engine does not answer" in answer.err
@@ -181,7 +196,7 @@ Change = Callable[[Batch], None]
 
 
 def done(batch: Batch, *ends: dict[str, Any]) -> Batch:
-    """Build the batch with jobs that ended so, in ten seconds each, one after the other."""
+    """Return the batch with its jobs done so, in ten seconds each, one after the other."""
     jobs = (
         replace(job, state="done", run_id=f"r{number}", began=100.0 + 10 * number, ended=110.0 + 10 * number, **end)
         for number, (job, end) in enumerate(zip(batch.jobs, ends, strict=True))
@@ -196,10 +211,13 @@ LOST = {"verdict": "ERROR", "cause": "node-lost", "exit_code": 4, "message": "wo
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch, labctl: Labctl) -> Callable[..., None]:
-    """Function that replaces the jobs of `batch` by ones with these ends, without a run."""
+    """Return a function that makes `batch` end its jobs as given, without a run; the launcher counts as ready."""
 
     def set_ends(*ends: dict[str, Any]) -> None:
+        """Replace batches.run_jobs by one that ends the jobs so."""
+
         def run_jobs(*given: Any, **_: object) -> Batch:
+            """Show the plan, its first job running and the end; return the ended batch."""
             plan, show = given[4], given[5]
             show(plan)
             first = replace(plan.jobs[0], state="running", run_id="r0")
@@ -216,6 +234,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, labctl: Labctl) -> Callable[..., None]
 
 
 def test_a_batch_is_told_line_by_line_and_then_as_a_timeline(labctl: Labctl, ends: Callable[..., None]) -> None:
+    """Run batch with PASS, FAIL and ERROR: a line for each on stderr, a timeline on stdout, exit code 5."""
     ends(PASS, FAIL, LOST)
     answer = labctl("batch", "hello", hostfiles(labctl, "0", "1", "01"), "--out", "o")
     assert answer.code == 5
@@ -244,6 +263,7 @@ next: labctl eval o --within 10%
 def test_jobs_far_below_the_others_are_named_before_the_command_that_judges_them(
     labctl: Labctl, ends: Callable[..., None]
 ) -> None:
+    """Run batch with one job far below: the last lines name it and the command `labctl eval`."""
     ends(PASS, PASS, {**PASS, "value": 580.2}, PASS)
     answer = labctl("batch", "hello", hostfiles(labctl, "0", "1", "0", "1"), "--out", "my logs")
     assert answer.code == 0
@@ -257,6 +277,7 @@ def test_jobs_far_below_the_others_are_named_before_the_command_that_judges_them
 def test_a_second_batch_has_a_directory_of_its_own_unless_the_first_is_incomplete_or_named(
     labctl: Labctl, ends: Callable[..., None]
 ) -> None:
+    """Run batch twice: refused while the first is incomplete or named, else a folder with -2."""
     ends(PASS)
     argv = ("batch", "hello", hostfiles(labctl, "0"))
     labctl(*argv)
@@ -272,10 +293,12 @@ def test_a_second_batch_has_a_directory_of_its_own_unless_the_first_is_incomplet
 
 
 def test_help_tells_what_the_name_of_a_set_means(labctl: Labctl) -> None:
+    """Run hostfiles --help: it explains 2xN."""
     assert "2xN is two nodes, all their slots" in " ".join(labctl("hostfiles", "--help").out.split())
 
 
 def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, ends: Callable[..., None]) -> None:
+    """Run batch with two passed repeats: exit code 0, and the folder is named."""
     ends(PASS, PASS)
     answer = labctl("batch", "hello", hostfiles(labctl, "0"), "--repeat", "2")
     assert answer.code == 0
@@ -284,6 +307,7 @@ def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, ends: Callable[..., 
 
 
 def test_a_batch_as_json_is_one_document_with_every_job(labctl: Labctl, ends: Callable[..., None]) -> None:
+    """Run batch --json with PASS and FAIL: counts, seconds and every job, exit code 5."""
     ends(PASS, FAIL)
     answer = labctl("batch", "hello", hostfiles(labctl, "0", "1"), "--out", "o", "--json")
     document = answer.document
@@ -297,7 +321,10 @@ def test_a_batch_as_json_is_one_document_with_every_job(labctl: Labctl, ends: Ca
 
 
 def test_ctrl_c_says_how_to_go_on(labctl: Labctl, ends: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt a batch: exit code 130 and the hint --resume; without it the next call is refused."""
+
     def interrupted(*_: object, **__: object) -> BatchReport:
+        """Raise KeyboardInterrupt."""
         raise KeyboardInterrupt
 
     monkeypatch.setattr(batches, "run_jobs", interrupted)
@@ -311,6 +338,7 @@ def test_ctrl_c_says_how_to_go_on(labctl: Labctl, ends: Callable[..., None], mon
 def test_a_batch_that_is_done_is_told_again_with_resume(
     labctl: Labctl, monkeypatch: pytest.MonkeyPatch, ends: Callable[..., None]
 ) -> None:
+    """Run batch --resume on a complete record: no job runs, the answer is printed again, exit code 0."""
     ends(PASS)
     labctl("batch", "hello", hostfiles(labctl, "0"), "--out", "o")
     loaded = record.load(labctl.directory / "o")
@@ -318,6 +346,7 @@ def test_a_batch_that_is_done_is_told_again_with_resume(
     record.create(labctl.directory / "o", done(loaded, PASS))
 
     def run_jobs(*given: Any, **_: object) -> Batch:
+        """Carry the batch out with jobs that fail the test if they run."""
         return batches.carry_out(given[3], given[4], never, never, given[5])
 
     def never(*_: object) -> Any:
@@ -330,11 +359,13 @@ def test_a_batch_that_is_done_is_told_again_with_resume(
 
 
 def job(number: int, **changes: Any) -> BatchJob:
+    """Return a waiting job with this number; ``changes`` replace its fields."""
     plain = BatchJob(job=f"j{number}", set="s", hostfile="h", names=("a",), nodes=(f"n{number}",), log=f"{number}.log")
     return replace(plain, **changes)
 
 
 def test_a_table_under_way_has_what_runs_and_what_failed_and_no_more_rows_than_fit() -> None:
+    """Format a batch under way: counts, then running and failed jobs, cut to ROWS with a count of the rest."""
     running = [job(number, state="running", began=100.0) for number in range(30)]
     ended = [job(30, state="done", began=100.0, ended=107.0, **FAIL), job(31, state="done", began=1.0, **PASS)]
     batch = Batch(workload="hello", lab="demo", timeout=60, began=100, jobs=(*running, *ended, job(32)))

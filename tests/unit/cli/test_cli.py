@@ -37,7 +37,7 @@ SECONDS = 30
 
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the engine unreachable, without the SDK, which leaks sockets that fail to connect."""
+    """Make DockerEngine.observe raise HostError, without a socket."""
 
     def fail(*_: object) -> None:
         raise HostError("Docker Engine does not answer")
@@ -49,6 +49,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
+    """Run --help: every command and every exit code is listed."""
     answer = labctl("--help")
     assert (answer.code, answer.err) == (0, "")
     assert re.findall(r"^  ([a-z0-9]+) ", answer.out, re.MULTILINE) == list(cli.COMMANDS)
@@ -65,6 +66,7 @@ def test_help_lists_every_command_and_the_exit_codes(labctl: Labctl) -> None:
 
 
 def test_the_shells_completion_knows_commands_and_workloads(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for bash completions: status for `stat`, hello for `run he`."""
     for line, expected in (("labctl stat", "status"), ("labctl run he", "hello")):
         monkeypatch.setenv("_LABCTL_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", line)
@@ -74,15 +76,18 @@ def test_the_shells_completion_knows_commands_and_workloads(labctl: Labctl, monk
 
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["help"]])
 def test_help_has_many_doors(labctl: Labctl, arguments: list[str]) -> None:
+    """Run without arguments, with -h or help: the same as --help."""
     assert labctl(*arguments) == labctl("--help")
 
 
 def test_version_is_the_packages(labctl: Labctl) -> None:
+    """Run --version: the version of the installed package."""
     assert labctl("--version") == Completed(0, f"labctl {version('labctl')}\n", "")
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_explains_itself(labctl: Labctl, command: str) -> None:
+    """Run each command with --help: exit code 0 and its usage on stdout."""
     answer = labctl(command, "--help")
     assert (answer.code, answer.err) == (0, "")
     assert "Usage: labctl" in answer.out
@@ -91,6 +96,7 @@ def test_every_command_explains_itself(labctl: Labctl, command: str) -> None:
 
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["--frobnicate"], ["up", "--frobnicate"], ["run"]])
 def test_what_no_command_takes_is_usage(labctl: Labctl, arguments: list[str]) -> None:
+    """Run an unknown command or option: exit code 2, no traceback, nothing on stdout."""
     answer = labctl(*arguments)
     assert (answer.code, answer.out) == (2, "")
     assert "Traceback" not in answer.err
@@ -98,24 +104,28 @@ def test_what_no_command_takes_is_usage(labctl: Labctl, arguments: list[str]) ->
 
 @pytest.mark.parametrize("port", ["0", "70000", "-1"])
 def test_a_port_that_cannot_be_is_usage(labctl: Labctl, port: str) -> None:
+    """Run jupyter with an impossible port: exit code 2 names --port."""
     answer = labctl("jupyter", "--port", port)
     assert answer.code == 2
     assert "--port" in answer.err
 
 
 def test_a_run_to_go_on_from_that_a_variable_left_empty_is_no_new_run(labctl: Labctl) -> None:
+    """Run with an empty --resume: exit code 2, not a new run."""
     answer = labctl("run", "hello", "--resume", "")
     assert (answer.code, "--resume names no run" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize("arguments", [["run", "--json"], ["up", "--frobnicate", "--json"]])
 def test_usage_errors_with_json_are_one_document_too(labctl: Labctl, arguments: list[str]) -> None:
+    """Make a usage error with --json: exit code 2 and one error document."""
     answer = labctl(*arguments)
     assert answer.code == 2
     assert answer.document["error"]["kind"]
 
 
 def test_the_installed_program_answers() -> None:
+    """Run the installed labctl --version in a process: it prints the version."""
     program = Path(sys.executable).with_name("labctl")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=SECONDS)
     assert done.stdout == f"labctl {version('labctl')}\n"
@@ -134,6 +144,7 @@ BAD_SETTINGS = {
 @pytest.mark.parametrize("case", BAD_SETTINGS)
 @pytest.mark.parametrize("command", [["config"], ["render"], ["run", "hello", "--dry-run"], ["status"], ["down"]])
 def test_bad_settings_say_file_line_and_what_to_do(labctl: Labctl, case: str, command: list[str]) -> None:
+    """Write an invalid .env and run commands: exit code 2 with file, line, reason and hint, nothing on stdout."""
     text, reason, hint = BAD_SETTINGS[case]
     labctl.env(f"{text}\n")
     answer = labctl(*command)
@@ -155,6 +166,7 @@ def test_bad_settings_say_file_line_and_what_to_do(labctl: Labctl, case: str, co
     ],
 )
 def test_a_bad_name_or_accelerator_says_file_and_line(labctl: Labctl, text: str, where: str) -> None:
+    """Set an invalid LAB_NAME or accelerator: exit code 2, and the document names file and line."""
     (labctl.directory / ".env").write_text(text)
     answer = labctl("render", "--json")
     assert answer.code == 2
@@ -172,6 +184,7 @@ def test_a_bad_name_or_accelerator_says_file_and_line(labctl: Labctl, text: str,
     ],
 )
 def test_a_bad_hostfile_says_file_and_line(labctl: Labctl, text: str, reason: str) -> None:
+    """Run with an invalid hostfile: exit code 2 names file, line and reason."""
     (labctl.directory / "hosts").write_text(text)
     answer = labctl("run", "hello", "--hostfile", "hosts", "--dry-run")
     assert answer.code == 2
@@ -179,6 +192,7 @@ def test_a_bad_hostfile_says_file_and_line(labctl: Labctl, text: str, reason: st
 
 
 def test_a_hostfile_that_is_not_there_is_never_a_local_run(labctl: Labctl) -> None:
+    """Run with a missing hostfile: exit code 2 names it."""
     answer = labctl("run", "hello", "--hostfile", "nowhere", "--dry-run")
     assert answer.code == 2
     assert "nowhere" in answer.err
@@ -232,6 +246,7 @@ BAD_RUNS: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("case", BAD_RUNS)
 def test_what_cannot_be_run_as_asked_is_refused_and_nothing_is_launched(labctl: Labctl, case: str) -> None:
+    """Run with options or configurations that cannot be: exit code 2 with the reason, and no runs/ is created."""
     options, reason = BAD_RUNS[case]
     cache = labctl.directory / "cache"
     (cache / "empty").mkdir(parents=True)
@@ -250,6 +265,7 @@ def test_what_cannot_be_run_as_asked_is_refused_and_nothing_is_launched(labctl: 
 
 @pytest.mark.usefixtures("no_engine")
 def test_keys_and_options_that_labctl_does_not_know_are_passed_on_with_a_warning(labctl: Labctl) -> None:
+    """Run --dry-run with unknown DeepSpeed keys and options: exit code 0, passed on, each with a warning."""
     labctl.env(f"HOST_CACHE_PATH={labctl.directory / 'cache'}\n")
     declared = DECLARED.lstrip().replace("bf16:", "shiny: {level: 9}, bf16:").replace("inputs:", "#")
     labctl.workload(declared)
@@ -266,6 +282,7 @@ def test_keys_and_options_that_labctl_does_not_know_are_passed_on_with_a_warning
 
 
 def test_an_unknown_workload_says_where_the_nearest_is(labctl: Labctl) -> None:
+    """Run an unknown workload: exit code 2, the hint names the nearest and its file."""
     answer = labctl("run", "helo", "--json")
     assert answer.code == 2
     assert answer.document["error"]["message"] == "no workload `helo`"
@@ -273,6 +290,7 @@ def test_an_unknown_workload_says_where_the_nearest_is(labctl: Labctl) -> None:
 
 
 def test_a_bad_declaration_says_file_and_line(labctl: Labctl) -> None:
+    """Run a workload with a misspelt key: exit code 2 names file, line and the right key."""
     labctl.workload("describe: x\nlauncher: deepspeed\nscrpt: hello.py\n")
     answer = labctl("run", "hello")
     assert answer.code == 2
@@ -299,6 +317,7 @@ def test_a_bad_declaration_says_file_and_line(labctl: Labctl) -> None:
     ],
 )
 def test_errors_with_json_are_one_document(labctl: Labctl, arguments: list[str]) -> None:
+    """Make a configuration error with --json: exit code 2 and one document with kind, message, hint and node."""
     answer = labctl(*arguments, "--json")
     assert answer.code == 2
     assert set(answer.document) == {"schema", "error"}
@@ -310,6 +329,7 @@ def test_errors_with_json_are_one_document(labctl: Labctl, arguments: list[str])
 def test_a_directory_that_was_removed_is_said_and_another_can_be_named(
     labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run in a removed directory: exit code 2 says so; with -C the command works."""
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -321,6 +341,7 @@ def test_a_directory_that_was_removed_is_said_and_another_can_be_named(
 
 
 def test_a_missing_engine_is_the_environments_fault(labctl: Labctl) -> None:
+    """Run status without an engine in a process: exit code 3, kind environment, hint on DOCKER_HOST."""
     # In a process of its own: the library leaves its socket open when nobody answers.
     program = [sys.executable, "-c", "from labctl.cli import main; main()", "status", "--json"]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=SECONDS)
@@ -334,6 +355,7 @@ def test_a_missing_engine_is_the_environments_fault(labctl: Labctl) -> None:
 
 
 def test_config_shows_values_origins_and_no_secret(labctl: Labctl) -> None:
+    """Run config: each setting has its value and origin, secrets only "set"."""
     labctl.env("LAB_NODES=3\nHF_TOKEN=CANARY\nLAB_ENV_API_KEY=CANARY\n")
     rows = {row["key"]: (row["value"], row["origin"]) for row in labctl("config", "--json").document["settings"]}
     assert rows["LAB_NODES"] == ("3", ".env:3")
@@ -346,6 +368,7 @@ def test_config_shows_values_origins_and_no_secret(labctl: Labctl) -> None:
 
 
 def test_config_shows_the_accelerator_and_why_it_is_that_one(labctl: Labctl) -> None:
+    """Run config: the accelerator is shown with the reason for it."""
     labctl.env("")
     decided = {row["key"]: row for row in labctl("config", "--json").document["decided"]}
     why = "asked for by LAB_ACCELERATOR"
@@ -354,6 +377,7 @@ def test_config_shows_the_accelerator_and_why_it_is_that_one(labctl: Labctl) -> 
 
 
 def test_devices_needs_neither_an_engine_nor_a_lab(labctl: Labctl) -> None:
+    """Run devices without a lab or engine: the cores of this host, no file written; in a lab its nodes."""
     bare = labctl.directory / "bare"
     bare.mkdir()
     (here,) = labctl("devices", "-C", str(bare), "--json").document["hosts"]
@@ -367,6 +391,7 @@ def test_devices_needs_neither_an_engine_nor_a_lab(labctl: Labctl) -> None:
 
 
 def test_render_writes_what_compose_needs_and_then_nothing(labctl: Labctl) -> None:
+    """Run render twice: files are written, then none changed; the token is only in hf_token, mode 0600."""
     labctl.env("HF_TOKEN=CANARY\n")
     first = labctl("render", "--json").document
     assert first["nodes"] == ["worker-0", "worker-1"]
@@ -381,6 +406,7 @@ def test_render_writes_what_compose_needs_and_then_nothing(labctl: Labctl) -> No
 
 @pytest.mark.usefixtures("no_engine")
 def test_a_dry_run_prints_the_plan_and_leaves_no_trace(labctl: Labctl) -> None:
+    """Run --dry-run --json: the plan's steps, and no file is written."""
     before = sorted(labctl.directory.rglob("*"))
     document = labctl("run", "hello", "--dry-run", "--json").document
     assert [line.split()[1] for line in document["plan"]] == ["ask", "write", "in", "move", "write"]
@@ -389,6 +415,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_no_trace(labctl: Labctl) -> None:
 
 @pytest.mark.usefixtures("no_engine")
 def test_arguments_of_a_person_come_last_in_the_launch(labctl: Labctl) -> None:
+    """Run --dry-run with a hostfile and a timeout: the plan has both."""
     (labctl.directory / "hosts").write_text("worker-1 slots=1\n")
     document = labctl("run", "hello", "--hostfile", "hosts", "--timeout", "90s", "--dry-run", "--json").document
     assert "at most 90 s" in document["plan"][-3]
@@ -396,6 +423,7 @@ def test_arguments_of_a_person_come_last_in_the_launch(labctl: Labctl) -> None:
 
 
 def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> None:
+    """Run workloads: each with launcher and source; with a broken one exit code 2 and its error."""
     document = labctl("workloads", "--json").document
     (workload,) = document["workloads"]
     assert (workload["name"], workload["launcher"], workload["description"]) == ("hello", "deepspeed", "hello")
@@ -411,13 +439,14 @@ def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> N
 
 
 def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
+    """Run runs in a new lab: none, and only the table's head."""
     assert labctl("runs", "--json").document["runs"] == []
     head = ["RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS", "METRIC"]
     assert labctl("runs").out.split() == head
 
 
 def recorded(labctl: Labctl, ago: timedelta, workload: str = "hello", verdict: str = "PASS") -> str:
-    """Write the record of a run that has ended; return its id."""
+    """Write the record of a run that ended this long ago; return its id."""
     run_id = store.new_id(workload, datetime.now() - ago)
     path = labctl.directory / "runs" / run_id
     path.mkdir(parents=True)
@@ -442,6 +471,7 @@ def recorded(labctl: Labctl, ago: timedelta, workload: str = "hello", verdict: s
     ],
 )
 def test_a_run_is_listed_with_its_loss_or_its_first_metric(labctl: Labctl, metrics: dict[str, Any], shown: str) -> None:
+    """Run runs: the last column is the loss, else the first metric, marked if it was found."""
     path = labctl.directory / "runs" / recorded(labctl, timedelta(hours=1)) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "metrics": metrics}))
     assert labctl("runs").out.splitlines()[1].endswith(f"  {shown}")
@@ -449,11 +479,13 @@ def test_a_run_is_listed_with_its_loss_or_its_first_metric(labctl: Labctl, metri
 
 
 def test_runs_are_chosen_by_workload_verdict_and_time(labctl: Labctl) -> None:
+    """Run runs with --workload, --verdict and --since: only matching ones; without any, names are suggested."""
     old = recorded(labctl, timedelta(days=3))
     failed = recorded(labctl, timedelta(hours=5), verdict="FAIL")
     other = recorded(labctl, timedelta(hours=1), "opt-tiny")
 
     def listed(*options: str) -> list[str]:
+        """Return the ids that `labctl runs` lists with these options."""
         return [run["run_id"] for run in labctl("runs", *options, "--json").document["runs"]]
 
     assert listed() == listed("ls") == [other, failed, old]
@@ -469,11 +501,13 @@ def test_runs_are_chosen_by_workload_verdict_and_time(labctl: Labctl) -> None:
 
 @pytest.mark.parametrize("text", ["yesterday", "2w", "-2d", "2026-13-01", "d"])
 def test_what_is_no_time_is_refused(labctl: Labctl, text: str) -> None:
+    """Run runs with an invalid --since: exit code 2 names it."""
     answer = labctl("runs", f"--since={text}")
     assert (answer.code, f"--since {text}: no time" in answer.err) == (2, True)
 
 
 def test_prune_removes_the_oldest_runs_and_names_them(labctl: Labctl) -> None:
+    """Run runs prune --keep 1: the older runs are removed and named; a dry run removes none; 0 is refused."""
     ids = [recorded(labctl, timedelta(days=days)) for days in (3, 2, 1)]
     foreseen = labctl("runs", "prune", "--keep", "1", "--dry-run")
     assert foreseen.out.splitlines() == [f"remove runs/{run_id}" for run_id in ids[:2]]
@@ -485,6 +519,7 @@ def test_prune_removes_the_oldest_runs_and_names_them(labctl: Labctl) -> None:
 
 
 def test_options_before_the_subcommand_are_not_passed_over(labctl: Labctl, tmp_path: Path) -> None:
+    """Put an option before the subcommand of runs: exit code 2 says where it belongs."""
     recorded(labctl, timedelta(days=1))
     answer = labctl("runs", "-C", str(tmp_path), "prune", "--keep", "1")
     assert (answer.code, "options follow the subcommand: labctl runs prune" in answer.err) == (2, True)
@@ -492,11 +527,13 @@ def test_options_before_the_subcommand_are_not_passed_over(labctl: Labctl, tmp_p
 
 @pytest.mark.parametrize("option", ["--rank 1", "--timestamps"])
 def test_ranks_and_times_are_of_a_run(labctl: Labctl, option: str) -> None:
+    """Run logs with --rank or --timestamps and no --run: exit code 2 shows the command."""
     answer = labctl("logs", *option.split())
     assert (answer.code, f"labctl logs --run latest {option}" in answer.err) == (2, True)
 
 
 def test_init_writes_a_lab_that_renders(labctl: Labctl) -> None:
+    """Run init: the files are named, the lab renders, and a second time nothing is missing."""
     target = labctl.directory / "fresh"
     document = labctl("init", str(target), "--json").document
     assert document == {
@@ -522,6 +559,7 @@ class Nodes:
     paused: bool = False
 
     def observe(self, lab: str) -> ObservedState:
+        """Record the lab's name; return its launcher and two workers, running or paused."""
         self.asked.append(lab)
         state = "paused" if self.paused else "running"
         nodes = ("launcher", "worker-0", "worker-7")
@@ -532,6 +570,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """Replace engine, session, jupyter and log streams by a lab whose nodes all run; return it."""
     made = Nodes([], labctl.directory)
     monkeypatch.setattr(session, "run", lambda *_, **__: 0)
     monkeypatch.setattr(DockerEngine, "observe", lambda _, lab, **__: made.observe(lab))
@@ -550,6 +589,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_nodes_name_where_a_command_belongs_is_told_with_what_was_meant(
     labctl: Labctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Give a node's name as the command of exec: the hint shows `labctl exec -n NODE --`; not for an unknown node."""
     monkeypatch.setattr(session, "run", lambda *_, **__: 127)
     monkeypatch.setattr(session, "lacks", lambda *_: True)
     assert labctl("exec", "worker-0", "id", "-u").err.endswith("hint: labctl exec -n worker-0 -- id -u\n")
@@ -571,9 +611,11 @@ def test_a_nodes_name_where_a_command_belongs_is_told_with_what_was_meant(
 def test_exec_takes_the_node_as_shell_does(
     labctl: Labctl, monkeypatch: pytest.MonkeyPatch, typed: list[str], node: str, command: tuple[str, ...]
 ) -> None:
+    """Type exec with a node before `--`, with -n or without: node and command are as expected."""
     given: list[object] = []
 
     def execute(_: object, argv: tuple[str, ...], name: str, **__: object) -> int:
+        """Record command and node; return 0."""
         given.extend((argv, name))
         return 0
 
@@ -586,6 +628,7 @@ def test_exec_takes_the_node_as_shell_does(
 def test_from_outside_any_lab_no_lab_is_entered(
     labctl: Labctl, nodes: Nodes, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run exec, shell, jupyter and logs outside any lab: exit code 2, and no lab is looked up."""
     (tmp_path / ".env").unlink()
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -601,7 +644,7 @@ def test_from_outside_any_lab_no_lab_is_entered(
 def test_the_lab_is_that_of_the_nearest_directory_upwards(
     labctl: Labctl, nodes: Nodes, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Skip a .env of other code, which names no lab."""
+    """Run exec, shell, jupyter and logs below a lab: the lab upwards is used, though a .env without names lies between."""
     (labctl.directory / "workloads/.env").write_text("OTHER=1\n")
     monkeypatch.chdir(labctl.directory / "workloads/hello")
     labctl(*arguments)
@@ -612,6 +655,7 @@ def test_the_lab_is_that_of_the_nearest_directory_upwards(
 def test_every_command_finds_the_lab_upwards_unless_c_names_another(
     labctl: Labctl, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run commands in a folder of the lab: the same answer as in the lab, another with -C elsewhere."""
     expected = labctl(*arguments)
     monkeypatch.chdir(labctl.directory / "workloads/hello")
     assert labctl(*arguments) == expected
@@ -624,6 +668,7 @@ def test_every_command_finds_the_lab_upwards_unless_c_names_another(
 def test_the_nodes_of_another_directorys_lab_are_not_entered(
     labctl: Labctl, nodes: Nodes, arguments: list[str], tmp_path: Path
 ) -> None:
+    """Run into nodes that belong to another directory: exit code 3 names it, with -C."""
     nodes.owner = tmp_path / "theirs"
     nodes.owner.mkdir()
     answer = labctl(*arguments)
@@ -635,6 +680,7 @@ def test_the_nodes_of_another_directorys_lab_are_not_entered(
 def test_where_the_engine_does_not_answer_its_own_reason_is_told(
     labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run exec with a DOCKER_HOST that does not answer: exit code 3 with reason and hint."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     answer = labctl("exec", "--", "true")
     assert answer.code == 3
@@ -642,6 +688,7 @@ def test_where_the_engine_does_not_answer_its_own_reason_is_told(
 
 
 def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) -> None:
+    """Run exec on a paused node: exit code 3 with the `docker unpause` command."""
     nodes.paused = True
     answer = labctl("exec", "-n", "worker-0", "--", "true")
     assert answer.code == 3
@@ -651,7 +698,7 @@ def test_a_paused_node_is_said_with_what_wakes_it(labctl: Labctl, nodes: Nodes) 
 
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> list[DockerEngine]:
-    """Daemons of the engine that commands reach, on more hosts than are served concurrently."""
+    """Replace the lab's engine by daemons on more hosts than are served at once; return them."""
     names = [f"h{number}" for number in range(WIDTH + 8)]
     ways: list[Any] = [SimpleNamespace(address=name, target=SimpleNamespace(name=name)) for name in names]
     daemons = [DockerEngine(way) for way in ways]
@@ -663,9 +710,11 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[DockerEngine]:
 def test_the_logs_of_every_host_are_followed_at_once(
     labctl: Labctl, followed: list[DockerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run logs -f on many hosts: all are followed at the same time."""
     all_at_once = threading.Barrier(len(followed), timeout=60)
 
     def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
+        """Wait until every host is followed, then print a line."""
         all_at_once.wait()
         on_line(f"from {argv[2]}")
 
@@ -676,6 +725,7 @@ def test_the_logs_of_every_host_are_followed_at_once(
 
 @pytest.mark.usefixtures("followed")
 def test_logs_that_go_into_a_file_have_no_control_characters(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run logs into a pipe: control characters are removed."""
     monkeypatch.setattr(process, "stream", lambda _, on_line: on_line("\033[2Kworker-0  | listening"))
     assert set(labctl("logs").out.splitlines()) == {"worker-0  | listening"}
 
@@ -684,6 +734,7 @@ def test_logs_that_go_into_a_file_have_no_control_characters(labctl: Labctl, mon
 def test_logs_in_a_terminal_have_colors_and_no_other_escape_sequence(
     labctl: Labctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run logs on a terminal: colors stay, other escape sequences become "?"."""
     line = "\033[36mworker-0  | \033[0m\033]0;title\007"
     monkeypatch.setattr(process, "stream", lambda _, on_line: on_line(f"\033[2K{line}"))
     monkeypatch.setattr(flows, "run_logs", lambda _lab, _run, on_line, **_: on_line(line))
@@ -696,7 +747,10 @@ def test_logs_in_a_terminal_have_colors_and_no_other_escape_sequence(
 def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_here(
     labctl: Labctl, followed: list[DockerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fail the logs of one host: the others' are printed, exit code 3 names it."""
+
     def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
+        """Raise HostError for host h0; print a line for others."""
         if argv[2] == "h0":
             raise HostError("docker compose logs: exit code 1")
         on_line(f"from {argv[2]}")
@@ -710,9 +764,11 @@ def test_a_host_whose_logs_cannot_be_had_is_named_once_those_of_the_others_are_h
 def test_logs_that_nobody_reads_any_more_end_quietly_though_other_hosts_are_silent(
     labctl: Labctl, followed: list[DockerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Close stdout while logs -f follows silent hosts: exit code 141 at once, without an error."""
     ended, silent = threading.Event(), []
 
     def stream(argv: tuple[str, ...], on_line: Callable[[str], None]) -> None:
+        """Wait on all hosts but h3; on h3 print a line to a closed pipe."""
         if argv[2] != "h3":
             ended.wait(60)
             silent.append(argv[2])
@@ -735,6 +791,7 @@ def test_logs_that_nobody_reads_any_more_end_quietly_though_other_hosts_are_sile
     [("--help", "out"), ("config --json", "out"), ("down -C /nope", "err"), ("up --json --x", "out")],
 )
 def test_what_nobody_reads_ends_quietly_as_sigpipe_does(labctl: Labctl, command: str, unread: str) -> None:
+    """Close the reader of stdout or stderr: exit code 141, and nothing printed elsewhere."""
     program = [sys.executable, "-c", "from labctl.cli import main; main()", *command.split()]
     reads, writes = os.pipe()
     os.close(reads)
@@ -747,6 +804,8 @@ def test_what_nobody_reads_ends_quietly_as_sigpipe_does(labctl: Labctl, command:
 def test_ctrl_c_is_how_a_notebook_server_is_ended(
     labctl: Labctl, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Interrupt jupyter: exit code 130 and "stopped"."""
+
     def serve(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -756,6 +815,7 @@ def test_ctrl_c_is_how_a_notebook_server_is_ended(
 
 @pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"init", "setup", "eval"}))
 def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> None:
+    """Run each command with -C /nope: exit code 2 "no such directory"."""
     arguments_by_command = {
         "exec": ["--", "true"],
         "run": ["hello"],
@@ -791,7 +851,10 @@ def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> 
 def test_ctrl_c_says_what_is_true_of_the_command(
     labctl: Labctl, monkeypatch: pytest.MonkeyPatch, arguments: list[str], flow: str, hint: str
 ) -> None:
+    """Interrupt a command: exit code 130, with the hint of that command where it has one."""
+
     def stop(*_: object, **__: object) -> None:
+        """Raise KeyboardInterrupt."""
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"labctl.{flow}", stop)
@@ -804,6 +867,7 @@ def test_ctrl_c_says_what_is_true_of_the_command(
     ("command", "code"), [("--version >&-", 0), ("run nosuch 2>&-", 2), ("show nosuch --json 2>&-", 2)]
 )
 def test_a_stream_that_is_closed_changes_no_exit_code(tmp_path: Path, command: str, code: int) -> None:
+    """Run with a closed stdout or stderr: the usual exit code, no traceback."""
     program = f"{sys.executable} -c 'from labctl.cli import program; program()' {command}"
     done = subprocess.run(["sh", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == code

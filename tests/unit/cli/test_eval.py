@@ -15,13 +15,14 @@ from labctl.batches.record import Batch, BatchJob
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Logs of three jobs on one node each; ml-003 is slow."""
+    """Write logs of three jobs on one node each, ml-003 slow; return the folder."""
     for number, value in enumerate((1000, 1010, 800), 1):
         write_log(tmp_path / "out", f"1xN_batch000{number}", [f"ml-00{number}"], throughput(value))
     return tmp_path / "out"
 
 
 def test_a_batch_is_told_as_jobs_sizes_and_nodes(labctl: Labctl, out: Path) -> None:
+    """Run eval with limits: tables of jobs, sizes and nodes, the verdict as last line, exit code 5."""
     write_log(out, "2xN_batch0001", ["ml-001", "ml-002"], throughput(1900))
     answer = labctl("eval", "out", "--min", "900", "--per-node", "--within", "5%")
     assert (answer.code, answer.err) == (5, "")
@@ -50,6 +51,7 @@ FAIL: 3 of 4 jobs passed, 2 of 3 nodes passed
 
 
 def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, out: Path) -> None:
+    """Run eval with a low minimum: exit code 0 and PASS as last line."""
     answer = labctl("eval", str(out), "--min", "800")
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "PASS: 3 of 3 jobs passed, 3 of 3 nodes passed")
 
@@ -57,6 +59,7 @@ def test_a_batch_that_passes_ends_with_zero(labctl: Labctl, out: Path) -> None:
 def test_without_a_threshold_nothing_is_judged_and_a_job_far_below_the_others_is_named(
     labctl: Labctl, out: Path
 ) -> None:
+    """Run eval without limits: nothing is judged, the slow job is named, exit code 0."""
     answer = labctl("eval", "out")
     assert (answer.code, answer.err) == (0, "")
     assert (
@@ -90,6 +93,7 @@ nothing judged: no threshold; --within 10% compares jobs of a size
 
 
 def test_a_job_without_a_number_fails_also_without_a_threshold(labctl: Labctl, out: Path) -> None:
+    """Run eval without limits on a log without a number: exit code 5, FAIL."""
     write_log(out, "1xN_batch0004", ["ml-004"], "bye")
     answer = labctl("eval", "out")
     assert answer.code == 5
@@ -100,6 +104,7 @@ def test_a_job_without_a_number_fails_also_without_a_threshold(labctl: Labctl, o
 
 
 def test_lines_have_a_hundred_columns_and_json_the_whole_message(labctl: Labctl, tmp_path: Path) -> None:
+    """Run eval on long messages: lines have at most 100 columns, JSON has the whole message."""
     for number, value in enumerate((52.4839375, 24.72925, 52.4839375), 1):
         pair = [f"worker-{number}", f"worker-{number + 1}"]
         write_log(tmp_path / "out", f"2xN_batch000{number}", pair, throughput(2 * value))
@@ -117,6 +122,7 @@ def test_lines_have_a_hundred_columns_and_json_the_whole_message(labctl: Labctl,
 
 
 def test_json_has_jobs_sizes_and_nodes(labctl: Labctl, out: Path) -> None:
+    """Run eval --json: limits, jobs with status and cause, sizes and nodes, exit code 5."""
     answer = labctl("eval", "out", "--within", "5%", "--json")
     document = answer.document
     assert (answer.code, document["passed"], document["unit"]) == (5, False, "samples/s")
@@ -131,6 +137,7 @@ def test_json_has_jobs_sizes_and_nodes(labctl: Labctl, out: Path) -> None:
 
 
 def test_several_directories_are_one_evaluation(labctl: Labctl, out: Path) -> None:
+    """Run eval on two directories, one named twice: one evaluation, each job once."""
     write_log(out.with_name("two"), "2xN_batch0001", ["ml-001", "ml-002"], throughput(1800))
     document = labctl("eval", "out", "two", "out", "--json").document
     assert [(size["size"], size["jobs"]) for size in document["sizes"]] == [(1, 3), (2, 1)]
@@ -138,6 +145,7 @@ def test_several_directories_are_one_evaluation(labctl: Labctl, out: Path) -> No
 
 
 def test_of_many_jobs_the_failed_ones_are_shown(labctl: Labctl, tmp_path: Path) -> None:
+    """Run eval on 60 jobs: all failed and 30 others are shown, the rest counted."""
     for number in range(60):
         write_log(tmp_path / "out", f"1xN_batch{number:04}", [f"ml-{number:03}"], throughput(590 + number))
     answer = labctl("eval", "out", "--min", "600")
@@ -149,6 +157,7 @@ def test_of_many_jobs_the_failed_ones_are_shown(labctl: Labctl, tmp_path: Path) 
 
 
 def test_workloads_are_told_apart(labctl: Labctl, out: Path) -> None:
+    """Run eval on two workloads: jobs and sizes are named with their workload."""
     (out / "opt-13b_1_1xN_batch0001.log").write_text("ml-001 slots=8\n\nThroughput: 70 samples/sec\n")
     answer = labctl("eval", "out")
     assert re.search(r"^out/opt-13b_1_1xN_batch0001 +1 +70 ", answer.out, re.MULTILINE)
@@ -156,6 +165,7 @@ def test_workloads_are_told_apart(labctl: Labctl, out: Path) -> None:
 
 
 def test_repeats_of_a_record_are_one_row_with_a_spread(labctl: Labctl, tmp_path: Path) -> None:
+    """Run eval on a record with two repeats: one row with mean and spread."""
     jobs = [
         BatchJob(
             job="1xN_batch0001",
@@ -180,6 +190,7 @@ def test_repeats_of_a_record_are_one_row_with_a_spread(labctl: Labctl, tmp_path:
 
 
 def test_files_are_written_also_where_it_fails(labctl: Labctl, out: Path, tmp_path: Path) -> None:
+    """Run eval with three output files and a failed job: all are written, exit code 5."""
     files = ("--csv", "results/ours.csv", "--lambda-csv", "results/theirs.csv", "--junit", "junit.xml")
     assert labctl("eval", "out", "--min", "900", *files).code == 5
     assert (tmp_path / "results/ours.csv").read_bytes().count(b"\r\n") == 4
@@ -205,12 +216,14 @@ def test_files_are_written_also_where_it_fails(labctl: Labctl, out: Path, tmp_pa
     ],
 )
 def test_what_cannot_be_used_is_refused(labctl: Labctl, out: Path, arguments: list[str], message: str) -> None:
+    """Run eval with invalid arguments: exit code 2 with the reason."""
     answer = labctl(*arguments)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
 
 
 def test_a_file_that_cannot_be_written_is_named(labctl: Labctl, out: Path) -> None:
+    """Run eval with a folder as --csv: exit code 3 names it."""
     answer = labctl("eval", "out", "--csv", "out")
     assert answer.code == 3
     assert "cannot write out: Is a directory" in answer.err

@@ -35,6 +35,7 @@ def fitted(name: str, device: str = "", *, slots: int = 1, host: str = "", offlo
 
 
 def compare(name: str, text: str, request: pytest.FixtureRequest) -> None:
+    """Assert that the text is that of expected/fit/``name``.txt; with --update-golden write it first."""
     path = EXPECTED / f"{name}.txt"
     if request.config.getoption("--update-golden"):
         path.parent.mkdir(exist_ok=True)
@@ -59,20 +60,24 @@ def compare(name: str, text: str, request: pytest.FixtureRequest) -> None:
     ],
 )
 def test_the_answer_is_this_text(name: str, report: FitReport, request: pytest.FixtureRequest) -> None:
+    """Format the fit of many workloads and devices: the text equals its golden file."""
     compare(name, text(report), request)
 
 
 def test_the_components_are_this_text(request: pytest.FixtureRequest) -> None:
+    """Format with explain: the text equals its golden file."""
     compare("opt-13b-explained", text(fitted("opt-13b", "80g", offload=True), explain=True), request)
 
 
 def test_on_a_cpu_the_answer_is_about_a_node(request: pytest.FixtureRequest) -> None:
+    """Format the fit on CPU nodes of 8 GiB: the text equals its golden file."""
     chosen = choose_workload(ROOT, "opt-13b", RunOptions(), settings.load(ROOT / "none", {}, {}))
     report = fitting.how_it_fits(builders.lab(), chosen, 0, Hardware(host_memory=in_bytes("8g")), None)
     compare("opt-13b-on-2-nodes", text(report), request)
 
 
 def test_changes_without_an_option_are_for_the_script(request: pytest.FixtureRequest) -> None:
+    """Format advice without settings: the text equals its golden file."""
     report = fitted("opt-13b", "24g")
     assert report.advice is not None
     in_words = tuple(replace(change, set="") for change in report.advice.changes)
@@ -81,11 +86,13 @@ def test_changes_without_an_option_are_for_the_script(request: pytest.FixtureReq
 
 @pytest.mark.parametrize(("option", "written"), [("--device-memory", "lots"), ("--host-memory", "64x")])
 def test_a_size_that_is_none_is_refused_with_its_option(option: str, written: str) -> None:
+    """Parse an invalid size: ConfigError names option and value."""
     with pytest.raises(ConfigError, match=f"{option} {written}"):
         size(option, written)
 
 
 def test_the_page_shows_the_answer() -> None:
+    """Read docs/fit.md: it has the golden answer word for word."""
     answer = (EXPECTED / "opt-13b-on-1-of-24.txt").read_text(encoding="utf-8")
     shown = "\n".join(f"    {line}" if line else "" for line in answer.splitlines())
     assert shown in (ROOT / "docs/fit.md").read_text(encoding="utf-8")

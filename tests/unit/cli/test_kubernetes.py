@@ -14,7 +14,7 @@ WORKLOAD = "description: hello\nlauncher: mpirun\nscript: hello.py\ntimeout: 60s
 
 @pytest.fixture
 def lab(labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Labctl:
-    """A lab on Kubernetes without a configured cluster."""
+    """Write a lab with LAB_ENGINE=kubernetes, all workloads and a hostfile, and no kubeconfig; return its labctl."""
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", f"{tmp_path}/none")
     labctl.env(ENGINE)
     labctl.workload(WORKLOAD)
@@ -26,6 +26,7 @@ def lab(labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Labc
 
 
 def files_in(directory: Path) -> set[Path]:
+    """Return all paths below the directory."""
     return {*directory.rglob("*")}
 
 
@@ -54,6 +55,7 @@ PODS = "there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for
 def test_a_command_of_docker_hosts_is_refused_and_says_what_to_do_instead(
     command: str, refused: str, hint: str, lab: Labctl
 ) -> None:
+    """Run a command of Docker hosts: exit code 2 with a hint for Kubernetes, and no file changes."""
     before = files_in(lab.directory)
     answer = lab(*command.split())
     assert answer.code == 2, answer
@@ -72,6 +74,7 @@ def test_a_command_of_docker_hosts_is_refused_and_says_what_to_do_instead(
 def test_a_command_of_both_says_that_no_cluster_is_configured(
     command: str, lab: Labctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run a command of both engines: exit code 3 "no cluster is configured"."""
     monkeypatch.setattr("labctl.cli.exec.on_terminal", lambda: True)
     answer = lab(*command.split())
     assert answer.code == 3, answer
@@ -81,7 +84,7 @@ def test_a_command_of_both_says_that_no_cluster_is_configured(
 
 @pytest.mark.parametrize("command", ["run hello", "run --dry-run hello", "cache hello", "down", "status"])
 def test_a_directory_that_is_no_lab_is_refused(command: str, lab: Labctl) -> None:
-    """Refuse the directory, whose default name is that of another lab."""
+    """Run in a directory without .env: exit code 2 "is not a lab directory"."""
     (lab.directory / ".env").unlink()
     answer = lab(*command.split(), "-s", "LAB_ENGINE=kubernetes")
     assert answer.code == 2, answer
@@ -89,6 +92,7 @@ def test_a_directory_that_is_no_lab_is_refused(command: str, lab: Labctl) -> Non
 
 
 def test_what_asks_nobody_works_without_a_cluster(lab: Labctl) -> None:
+    """Run config, workloads, runs and k8s render without a cluster: exit code 0."""
     assert lab("config").code == 0
     assert lab("workloads").code == 0
     assert lab("runs").code == 0
@@ -96,6 +100,7 @@ def test_what_asks_nobody_works_without_a_cluster(lab: Labctl) -> None:
 
 
 def test_what_is_typed_next_applies_files_of_any_size(lab: Labctl) -> None:
+    """Run k8s export: the command that it suggests is kubectl apply --server-side."""
     # Without it kubectl writes an object into its own annotation, which holds less than a ConfigMap.
     answer = lab("k8s", "export", "hello", "--kustomize", "out")
     assert answer.out.endswith(": kubectl apply --server-side -k out\n")
@@ -103,6 +108,7 @@ def test_what_is_typed_next_applies_files_of_any_size(lab: Labctl) -> None:
 
 
 def test_for_one_command_the_lab_can_be_on_hosts(lab: Labctl) -> None:
+    """Run status with -s LAB_ENGINE=docker: exit code 3, of Docker."""
     answer = lab("status", "-s", "LAB_ENGINE=docker")
     assert answer.code == 3
     assert "Kubernetes" not in answer.err

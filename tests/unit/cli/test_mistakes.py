@@ -11,6 +11,7 @@ from support.mistakes import PAGE, STARTED, TYPED, Mistake, table
 
 @pytest.mark.parametrize("mistake", TYPED, ids=lambda mistake: mistake.what.replace(" ", "-"))
 def test_a_mistake_is_named_with_the_way_out_and_costs_nothing(mistake: Mistake, labctl: Labctl) -> None:
+    """Type each known mistake: its exit code, message and hint, and no file changes."""
     plain = ("LAB_NAME=demo", "LAB_ACCELERATOR=cpu")
     kept = [line for line in plain if not mistake.setting.startswith(line.partition("=")[0])]
     labctl.write(".env", "\n".join((*kept, mistake.setting, "")))
@@ -27,6 +28,7 @@ def test_a_mistake_is_named_with_the_way_out_and_costs_nothing(mistake: Mistake,
 
 @pytest.mark.parametrize("mistake", [*TYPED, *STARTED], ids=lambda mistake: mistake.what.replace(" ", "-"))
 def test_every_mistake_has_words_and_a_way_out_that_the_person_did_not_type(mistake: Mistake) -> None:
+    """Check each known mistake: message and hint are not what the person typed."""
     for text in (mistake.says, mistake.hint):
         assert text
         assert text not in f"{mistake.setting} {mistake.typed}"
@@ -36,6 +38,7 @@ def test_every_mistake_has_words_and_a_way_out_that_the_person_did_not_type(mist
 def test_a_directory_that_is_no_lab_is_told_apart(
     command: str, labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run in a directory that is no lab: exit code 2 with `labctl init` for it."""
     (tmp_path / "other").mkdir()
     (tmp_path / ".env").unlink()
     monkeypatch.chdir(tmp_path / "other")
@@ -50,6 +53,7 @@ def test_a_directory_that_is_no_lab_is_told_apart(
 def test_outside_a_lab_no_lab_of_a_default_name_is_meant(
     command: str, labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run commands outside a lab: exit code 2, not a lab of the default name."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other/train.py").touch()
     (tmp_path / ".env").unlink()
@@ -61,16 +65,19 @@ def test_outside_a_lab_no_lab_of_a_default_name_is_meant(
 
 
 def test_the_lab_is_named_after_the_command(labctl: Labctl, tmp_path: Path) -> None:
+    """Put -C before the command: exit code 2 says that it follows the command."""
     answer = labctl("-C", str(tmp_path), "status")
     assert (answer.code, "options follow the command: labctl status -C DIRECTORY" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["attach", "stop"])
 def test_a_command_that_there_is_is_not_called_unknown(command: str, labctl: Labctl) -> None:
+    """Give attach and stop an unknown option: the error names the option, not the command."""
     assert "No such option: --nowhere" in labctl(command, "--nowhere").err
 
 
 def test_the_page_has_what_is_tested(request: pytest.FixtureRequest) -> None:
+    """Compare the page of mistakes with the tested table; with --update-golden write it first."""
     head, _, _ = PAGE.read_text(encoding="utf-8").partition("| What |")
     if request.config.getoption("--update-golden"):
         PAGE.write_text(head + table(), encoding="utf-8")

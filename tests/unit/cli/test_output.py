@@ -37,6 +37,7 @@ RESULT = Result(
 
 
 def test_the_answer_is_on_stdout_and_words_are_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    """Emit events and an answer: the answer alone is on stdout, events on stderr."""
     output = Output()
     output.event(Event(kind="step", text="[1/2] write"))
     output.event(Event(kind="line", text="step 1 loss 2"))
@@ -48,11 +49,13 @@ def test_the_answer_is_on_stdout_and_words_are_on_stderr(capsys: pytest.CaptureF
 
 
 def test_as_json_the_answer_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    """Answer as JSON: one document with schema on stdout."""
     Output(as_json=True).answer({"lab": "demo"}, "not shown")
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "lab": "demo"}
 
 
 def test_as_json_an_error_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    """Report an error as JSON: one document on stdout, nothing on stderr."""
     Output(as_json=True).error(ERROR)
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {
@@ -63,17 +66,20 @@ def test_as_json_an_error_is_the_document(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_an_error_for_people_has_its_hint_and_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Report an error for people: message and hint on stderr, nothing on stdout."""
     Output().error(ERROR)
     assert capsys.readouterr() == ("", "error: no engine\nhint: labctl setup\n")
 
 
 def test_that_a_host_is_waited_for_is_told_to_people_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Emit a waiting event: printed for people, not with JSON."""
     for output in (Output(), Output(as_json=True)):
         output.event(Event(kind="waiting", text="waiting for h3"))
     assert capsys.readouterr() == ("", "waiting for h3\n")
 
 
 def test_no_colors_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Emit events without a terminal: no escape sequence."""
     output = Output()
     for kind in ("step", "line", "notice", "warning"):
         output.event(Event(kind=kind, text="x"))
@@ -99,6 +105,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_gets_only_the_colors_of_what_a_run_prints(
     monkeypatch: pytest.MonkeyPatch, printed: str, shown: str
 ) -> None:
+    """Print control characters of a run to a terminal: colors stay, others become "?", lines are marked."""
     out, err = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
@@ -110,6 +117,7 @@ def test_a_terminal_gets_only_the_colors_of_what_a_run_prints(
 
 
 def test_a_carriage_return_takes_no_mark_from_a_line_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print a carriage return of a run to a terminal: the mark is printed again after it."""
     err = Terminal()
     monkeypatch.setattr(sys, "stderr", err)
     Output().event(Event(kind="line", text="50%|#\rverdict    PASS"))
@@ -118,6 +126,7 @@ def test_a_carriage_return_takes_no_mark_from_a_line_of_a_run(monkeypatch: pytes
 
 
 def test_a_pipe_gets_what_a_run_prints_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Print control characters of a run into a pipe: unchanged."""
     printed = "\x1b]52;c;cm0gLXJm\x07\x1b[31mred\x9b2J\b\r50%|#"
     say_printed(printed)
     Output().event(Event(kind="line", text=f"{printed}\n{printed}"))
@@ -125,26 +134,31 @@ def test_a_pipe_gets_what_a_run_prints_as_it_is(capsys: pytest.CaptureFixture[st
 
 
 def test_better_keys_have_the_deprecated_ones_beside_them() -> None:
+    """Turn a setting into JSON: `reason` and the deprecated `why` both stand in it."""
     assert to_json(ResolvedSetting("accelerator", "cpu", "no device")) == {
         "key": "accelerator", "value": "cpu", "reason": "no device", "why": "no device",
     }  # fmt: skip
 
 
 def test_a_metric_may_have_the_name_of_a_document() -> None:
+    """Turn a metric named training into JSON: unchanged."""
     metrics = {"training": {"value": 1.0, "unit": "s"}}
     assert to_json(metrics) == metrics
 
 
 def test_a_number_that_json_has_not_is_refused() -> None:
+    """Answer NaN as JSON: ValueError."""
     with pytest.raises(ValueError, match="JSON"):
         Output(as_json=True).answer({"x": float("nan")}, "")
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    """Format a table: columns as wide as their widest cell, no space at line ends."""
     assert table(("NODE", "N"), [("worker-10", 1), ("w", "")]) == "NODE       N\nworker-10  1\nw"
 
 
 def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
+    """Format a result: loss, metrics, ranks on nodes, seconds, verdict and folder."""
     assert run_text(RESULT, Path("/srv/lab")).splitlines() == [
         "run        r1",
         "loss       4.123 -> 1",
@@ -159,6 +173,7 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
 
 
 def test_metrics_that_were_found_are_marked_with_the_lines_that_have_them() -> None:
+    """Format metrics that were found in the output: marked, with the line once."""
     line = {"found": "name: 1.2", "line": "step 9 loss: 1.5 lr: 0.1"}
     metrics = {"loss": {"first": 4.0, "last": 1.5, **line}, "learning_rate": {"value": 0.1, "unit": "", **line}}
     shown = run_text(replace(RESULT, metrics=metrics), Path("/srv/lab")).splitlines()[1:4]
@@ -170,6 +185,7 @@ def test_metrics_that_were_found_are_marked_with_the_lines_that_have_them() -> N
 
 
 def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
+    """Format a result with cause node-lost: the next steps are up and run --resume."""
     text = run_text(replace(RESULT, cause="node-lost"), Path("/srv/lab"))
     assert text.splitlines()[-2].startswith("next       `labctl up` starts the node again; then `labctl run --resume ")
 
@@ -187,6 +203,7 @@ def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
     ],
 )
 def test_a_result_says_in_one_line_whether_trying_again_helps(domain: str, retry: str, line: str) -> None:
+    """Format results with domain and retry: one line; none without evidence or if interrupted."""
     told = replace(RESULT, domain=domain, retry=retry, evidence="KeyError: 'a' (train.py:3)")
     assert line in run_text(told, Path("/srv/lab")).splitlines()
     assert "retry " not in run_text(RESULT, Path("/srv/lab"))
@@ -235,12 +252,14 @@ def test_a_result_says_in_one_line_whether_trying_again_helps(domain: str, retry
     ],
 )
 def test_a_failure_that_every_newcomer_meets_has_its_way_out(message: str, step: str) -> None:
+    """Format a known failure: the line "next" has its remedy."""
     text = run_text(replace(RESULT, verdict="ERROR", cause="rank-crashed", message=message), Path("/srv/lab"))
     (line,) = (line for line in text.splitlines() if line.startswith("next"))
     assert step in line
 
 
 def test_a_run_that_nothing_judged_is_completed_and_has_the_way_to_a_verdict() -> None:
+    """Format a PASS without criteria: "completed, nothing judged"; with a met criterion: PASS."""
     passed = replace(RESULT, verdict="PASS", cause=None, message="9 ranks ended with code 0; no criteria.")
     lines = run_text(passed, Path("/srv/lab")).splitlines()
     assert "verdict    completed, nothing judged: 9 ranks ended with code 0; no criteria." in lines
@@ -253,12 +272,14 @@ def test_a_run_that_nothing_judged_is_completed_and_has_the_way_to_a_verdict() -
 
 
 def test_a_run_whose_disk_was_full_has_a_way_to_room() -> None:
+    """Format a result with cause disk-full: the next step is runs prune."""
     message = "cannot write output.log: No space left on device; 0 B free at /data"
     text = run_text(replace(RESULT, verdict="ERROR", cause="disk-full", message=message), Path("/srv/lab"))
     assert "next       `labctl runs prune --keep N` removes old runs" in text
 
 
 def test_data_that_is_nowhere_on_this_machine_is_said_to_be_so(tmp_path: Path) -> None:
+    """Format a FileNotFoundError: LAB_MOUNTS is advised, and a path that this machine lacks is said to be missing."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/train.csv").touch()
     existing, gone = str(tmp_path / "data/train.csv"), str(tmp_path / "data/gone.csv")
@@ -273,6 +294,7 @@ def test_data_that_is_nowhere_on_this_machine_is_said_to_be_so(tmp_path: Path) -
 
 
 def test_a_file_of_the_project_that_git_ignores_is_said_not_to_be_in_the_run(tmp_path: Path) -> None:
+    """Format a FileNotFoundError for a file that git ignores: .gitignore is named; not for other files."""
     root, record = tmp_path / "mine", tmp_path / "runs/r1"
     for folder in (root / "data", record):
         folder.mkdir(parents=True)
@@ -284,6 +306,7 @@ def test_a_file_of_the_project_that_git_ignores_is_said_not_to_be_in_the_run(tmp
     (record / "job.json").write_text(json.dumps({"job": {"workload": {"project": project}}}))
 
     def shown(name: str) -> str:
+        """Return the result's text for a FileNotFoundError with this name."""
         message = f"rank 0 exited with code 1: FileNotFoundError: No such file or directory: '{name}' (a.py:3)"
         return run_text(replace(RESULT, verdict="ERROR", cause="rank-crashed", message=message), tmp_path)
 
@@ -298,8 +321,11 @@ def test_a_file_of_the_project_that_git_ignores_is_said_not_to_be_in_the_run(tmp
 
 
 def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write notes, answers and errors: each is one write with its line end."""
+
     class Pieces(io.StringIO):
         def write(self, text: str) -> int:
+            """Record the text; return its length."""
             pieces.extend([text] if text else [])
             return len(text)
 
@@ -317,6 +343,7 @@ def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_result_that_a_workload_wrote_itself_is_shown_without_its_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Print a result with control characters: they become "?", other text stays."""
     metrics: dict[str, dict[str, str | None]] = {"a\x1b[2J": {}, "b": {"first": "\x1b[2J"}}
     result = replace(RESULT, message="\x1b]0;title\x07 fine \u3000 漢字 \u202e", metrics=metrics)
     Output().answer(result, run_text(result, Path("/srv/lab")))
@@ -326,6 +353,7 @@ def test_a_result_that_a_workload_wrote_itself_is_shown_without_its_control_char
 
 
 def test_what_a_host_said_moves_no_cursor_in_errors_and_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    """Print warnings and errors with control characters: they become "?"."""
     output = Output()
     output.event(Event(kind="warning", text="red: \x1b[2Jgone"))
     output.error(HostError("red: \x1b]0;title\x07 said\tno", hint="ssh red\x1b[A"))

@@ -18,7 +18,7 @@ FAST, SLOW = "20261125-203600-opt-tiny-0d07", "20261125-203700-opt-tiny-1e18"
 
 @pytest.fixture
 def two(labctl: Labctl) -> Labctl:
-    """A lab with two runs of different micro batches."""
+    """Write two runs with different --micro-batch to the lab; return its labctl."""
     for run_id, figure, micro in ((FAST, 24.8, "4"), (SLOW, 11.2, "1")):
         losses = [8 - step / 25 for step in range(50)]
         records.write(
@@ -33,6 +33,7 @@ def two(labctl: Labctl) -> Labctl:
 
 
 def test_compare_says_what_differs_and_what_it_did(two: Labctl) -> None:
+    """Compare two runs: settings, metrics and effects, and that one run each is too few."""
     answer = two("compare", FAST, SLOW)
     assert answer.code == 0
     expected = f"""\
@@ -57,6 +58,7 @@ B against A
 
 
 def test_compare_of_two_runs_with_the_same_settings_says_that_they_are_too_few(labctl: Labctl) -> None:
+    """Compare two runs with the same settings: the change without a judgement."""
     for run_id, figure in ((FAST, 24.0), (SLOW, 18.0)):
         records.write(labctl.directory, run_id, throughput=figure)
     expected = f"""\
@@ -85,6 +87,7 @@ def five(labctl: Labctl, figures: Sequence[float], micros: str) -> list[str]:
 
 
 def test_compare_of_five_runs_with_the_same_settings_says_whether_one_differs_more_than_usual(labctl: Labctl) -> None:
+    """Compare five runs with the same settings: the one that is slower than usual is named."""
     run_ids = five(labctl, (24.8, 24.9, 18.6, 24.7, 25.0), "44444")
     out = labctl("compare", *run_ids).out
     assert "throughput (samples/s)  23.6  5     18.6 to 25  11.9 %" in out
@@ -93,6 +96,7 @@ def test_compare_of_five_runs_with_the_same_settings_says_whether_one_differs_mo
 
 
 def test_compare_of_five_runs_with_two_settings_compares_their_means(labctl: Labctl) -> None:
+    """Compare five runs of two settings: means of both, and the effect against the usual spread."""
     out = labctl("compare", *five(labctl, (24.8, 24.9, 24.7, 11.2, 11.3), "44411")).out
     assert "--micro-batch  4  1" in out
     assert "throughput (samples/s)  24.8, mean of 3  11.25, mean of 2 (-54.6 %)" in out
@@ -100,6 +104,7 @@ def test_compare_of_five_runs_with_two_settings_compares_their_means(labctl: Lab
 
 
 def test_compare_as_json_has_groups_columns_differences_and_effects(two: Labctl) -> None:
+    """Compare with --json: groups, differences, columns and effects."""
     document = two("compare", FAST, SLOW, "--json").document
     assert [group["runs"] for group in document["groups"]] == [[FAST], [SLOW]]
     assert document["differences"] == [{"what": "--micro-batch", "values": {"A": "4", "B": "1"}}]
@@ -122,11 +127,13 @@ def test_compare_as_json_has_groups_columns_differences_and_effects(two: Labctl)
     ],
 )
 def test_compare_refuses_what_it_cannot_compare(two: Labctl, given: tuple[str, ...], message: str) -> None:
+    """Compare fewer than two known runs: exit code 2 with the reason."""
     answer = two("compare", *given)
     assert (answer.code, message in answer.err) == (2, True)
 
 
 def test_report_writes_the_page_and_says_where(two: Labctl) -> None:
+    """Run report for one and two runs: the page is written and named, --out sets its folder."""
     answer = two("report", FAST, "--json")
     page = two.directory / f"reports/{FAST}/report.html"
     assert answer.document["page"] == str(page)
@@ -136,11 +143,13 @@ def test_report_writes_the_page_and_says_where(two: Labctl) -> None:
 
 
 def test_report_refuses_a_csv_that_there_is_not(two: Labctl) -> None:
+    """Run report with a missing CSV: exit code 2 names it."""
     answer = two("report", "metrics.csv")
     assert (answer.code, "metrics.csv: no such file" in answer.err) == (2, True)
 
 
 def test_export_writes_what_is_asked_for(two: Labctl) -> None:
+    """Run export with --tensorboard and --junit: both files are written and printed."""
     answer = two("export", FAST, "--tensorboard", "tb", "--junit", "run.xml")
     events, junit = answer.out.splitlines()
     assert answer.code == 0
@@ -150,11 +159,13 @@ def test_export_writes_what_is_asked_for(two: Labctl) -> None:
 
 
 def test_export_of_nothing_is_refused(two: Labctl) -> None:
+    """Run export without a format: exit code 2."""
     answer = two("export", FAST)
     assert (answer.code, "neither --tensorboard nor --junit" in answer.err) == (2, True)
 
 
 def result(number: int, **changes: Any) -> Result:
+    """Return a passed result with throughput 10 + number; ``changes`` replace fields."""
     passed = {"verdict": "PASS", "cause": None, "message": "", "exit_code": 0} | changes
     metrics: dict[str, dict[str, float | int | str | None]] = {
         "throughput": {"value": 10.0 + number, "unit": "samples/s"}
@@ -164,7 +175,7 @@ def result(number: int, **changes: Any) -> Result:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
-    """Results that further runs return, in order; a test fills the list, and finds those of runs not started in it."""
+    """Make flows.run return the results of a list in order; return the list, which the test fills."""
     waiting: list[Result] = []
     monkeypatch.setattr(flows, "run", lambda *_: waiting.pop(0))
     return waiting
@@ -173,6 +184,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
 def test_repeat_prints_the_mean_the_spread_and_whether_a_run_differs_more_than_usual(
     labctl: Labctl, ends: list[Result]
 ) -> None:
+    """Run --repeat 3: mean, range, spread, and the run that differs."""
     ends += map(result, range(3))
     answer = labctl("run", "hello", "--repeat", "3")
     assert (answer.code, ends) == (0, [])
@@ -187,6 +199,7 @@ throughput of r2: same settings; 14.3 % faster; runs with the same settings spre
 
 
 def test_the_spread_of_two_repeats_is_not_called_usual(labctl: Labctl, ends: list[Result]) -> None:
+    """Run --repeat 2: no spread, and the difference is not judged."""
     ends += map(result, range(2))
     assert labctl("run", "hello", "--repeat", "2").out.endswith("""
 METRIC                  MEAN  RUNS  RANGE     SPREAD
@@ -199,6 +212,7 @@ throughput of r1: same settings; 10 % faster
 
 
 def test_repeat_as_json_is_one_document_with_the_runs_and_the_spread(labctl: Labctl, ends: list[Result]) -> None:
+    """Run --repeat 2 --json: one document with runs, spread and effects."""
     ends += map(result, range(2))
     document = labctl("run", "hello", "--repeat", "2", "--json").document
     assert [run["run_id"] for run in document["runs"]] == ["r0", "r1"]
@@ -211,12 +225,14 @@ ERROR = {"verdict": "ERROR", "cause": "rank-crashed", "exit_code": 4}
 
 
 def test_repeat_exits_as_the_worst_of_its_runs_and_runs_them_all(labctl: Labctl, ends: list[Result]) -> None:
+    """Repeat three runs, two failed: all run, exit code 4 of the worst."""
     ends += [result(0, **FAIL), result(1, **ERROR), result(2)]
     assert labctl("run", "hello", "--repeat", "3").code == 4
     assert ends == []
 
 
 def test_repeat_ends_with_a_run_that_was_stopped(labctl: Labctl, ends: list[Result]) -> None:
+    """Repeat with an interrupted run: no other starts, exit code 130."""
     ends += [result(0, verdict="ERROR", cause="interrupted", exit_code=130), result(1)]
     assert labctl("run", "hello", "--repeat", "2").code == 130
     assert len(ends) == 1
@@ -224,6 +240,7 @@ def test_repeat_ends_with_a_run_that_was_stopped(labctl: Labctl, ends: list[Resu
 
 @pytest.mark.parametrize("flag", [("--detach",), ("--resume", "latest")], ids=lambda flag: flag[0])
 def test_repeat_is_refused_of_what_cannot_be_repeated(labctl: Labctl, ends: list[Result], flag: tuple[str]) -> None:
+    """Run --repeat with --detach or --resume: exit code 2."""
     answer = labctl("run", "hello", "--repeat", "2", *flag)
     assert (answer.code, "each from its beginning" in answer.err) == (2, True)
 
@@ -233,7 +250,7 @@ def test_repeat_is_refused_of_what_cannot_be_repeated(labctl: Labctl, ends: list
 
 @pytest.fixture
 def frozen(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """State of the lab that `freeze` observes; a test may change it."""
+    """Make DockerBackend.freeze return a planted state; return it, for tests to change."""
     now: dict[str, Any] = {
         "schema": 1,
         "files": {"workloads/opt/train.py": "3333"},
@@ -244,6 +261,7 @@ def frozen(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_verify_of_what_was_frozen_says_in_one_line_that_all_is_as_it_was(labctl: Labctl, frozen: Any) -> None:
+    """Freeze twice and verify: the number of facts, and exit code 0."""
     assert labctl("freeze").out == f"{labctl.directory}/lab.lock: 3 facts\n"
     assert labctl("freeze").out.endswith("3 facts, as it was\n")
     answer = labctl("verify")
@@ -251,6 +269,7 @@ def test_verify_of_what_was_frozen_says_in_one_line_that_all_is_as_it_was(labctl
 
 
 def test_verify_names_each_drift_and_where_it_is_and_exits_5(labctl: Labctl, frozen: dict[str, Any]) -> None:
+    """Change the state after freeze: verify prints each difference, exit code 5."""
     labctl("freeze", "--out", str(labctl.directory / "before"))
     frozen["nodes"]["worker-1"]["image"] = "b"
     del frozen["files"]["workloads/opt/train.py"]
@@ -266,11 +285,13 @@ def test_verify_names_each_drift_and_where_it_is_and_exits_5(labctl: Labctl, fro
 
 
 def test_verify_without_a_file_says_what_writes_it(labctl: Labctl, frozen: Any) -> None:
+    """Verify without a lock file: exit code 2 names labctl freeze."""
     answer = labctl("verify")
     assert (answer.code, "labctl freeze writes it" in answer.err) == (2, True)
 
 
 def test_replay_exits_as_its_run_and_says_how_to_compare(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay a run that fails: exit code 5, and the command to compare."""
     monkeypatch.setattr(flows, "replay", lambda *_, **__: result(1, **FAIL, replays="r0"))
     answer = labctl("replay", "r0")
     assert answer.code == 5

@@ -35,6 +35,7 @@ DEVICE = {
 
 
 def view(nodes: int = 2, state: str = "running") -> RunView:
+    """Return a running view of opt-tiny with this many nodes, one device each."""
     machine = {"cpu": Reading(95.5, "%"), "memory": Reading(1551.0, "MiB"), "network received": Reading(29.0, "MB/s")}
     return RunView(
         run_id="20260102-150405-opt-tiny-3fa2",
@@ -76,10 +77,12 @@ worker-1  0       97      40,960"""
 
 @pytest.mark.parametrize(("width", "expected"), [(0, WIDE), (120, WIDE), (80, WIDE), (40, NARROW)])
 def test_a_narrow_terminal_has_fewer_columns_and_no_line_wraps(width: int, expected: str) -> None:
+    """Format the view: at 40 columns fewer columns, no line longer than the width."""
     assert view_text(view(), width) == expected
 
 
 def test_metrics_that_were_found_in_the_output_are_marked() -> None:
+    """Format a metric that was found in the output: marked so."""
     progress = Progress(metrics={"loss": {"value": 3.25, "unit": "", "found": "name: 1.2"}})
     shown = view_text(replace(view(), progress=progress)).splitlines()
     assert "loss 3.25  (found in the output)" in shown
@@ -87,6 +90,7 @@ def test_metrics_that_were_found_in_the_output_are_marked() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_a_screen_is_filled_as_it_was_laid_out(width: int) -> None:
+    """Print the screen with rich: the same lines as formatted, the last says how to leave."""
     console = Console(width=width, height=24, record=True, file=io.StringIO())
     console.print(Text(view_text(view(), width, 24), no_wrap=True))
     shown = [line.rstrip() for line in console.export_text().splitlines()]
@@ -95,6 +99,7 @@ def test_a_screen_is_filled_as_it_was_laid_out(width: int) -> None:
 
 
 def test_of_many_nodes_a_screen_shows_those_that_have_room_and_says_how_many_lines_more() -> None:
+    """Format 64 nodes for 24 lines: cut to the screen, with the number of hidden lines."""
     lines = view_text(view(nodes=64), 80, 24).splitlines()
     assert len(lines) == 24
     hidden = len(view_text(view(nodes=64)).splitlines()) - 21
@@ -102,6 +107,7 @@ def test_of_many_nodes_a_screen_shows_those_that_have_room_and_says_how_many_lin
 
 
 def test_a_run_that_has_said_nothing_yet_is_shown() -> None:
+    """Format a run without any sample: its head and node."""
     expected = RunView(
         run_id="r1", workload="x", state="waiting", seconds=1, timeout=60, progress=Progress(),
         nodes=(NodeSamples(node="worker-0"),),
@@ -110,6 +116,7 @@ def test_a_run_that_has_said_nothing_yet_is_shown() -> None:
 
 
 def test_a_document_has_all_of_it() -> None:
+    """Turn the view into JSON: step and device readings are in it."""
     document = to_json(view())
     assert document["progress"]["step"] == 30
     assert document["nodes"][1]["devices"]["0"]["power"] == {"value": 612.5, "unit": "W"}
@@ -128,6 +135,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
 
 
 def test_q_leaves_the_screen_and_the_terminal_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Type q: show() is False, and the terminal's settings and screen are restored."""
     with terminal(monkeypatch) as (master, slave):
         before = termios.tcgetattr(slave)
         os.write(master, b"q\n")
@@ -142,12 +150,14 @@ def test_q_leaves_the_screen_and_the_terminal_as_they_were(monkeypatch: pytest.M
 
 
 def test_other_keys_do_not_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Type another key: show() stays True."""
     with terminal(monkeypatch) as (master, _), Screen() as screen:
         os.write(master, b"x\n")
         assert screen.show(view())
 
 
 def test_without_an_engine_it_says_so(labctl: Labctl) -> None:
+    """Run top without an engine: exit code 3 with a hint."""
     answer = labctl("top")
     assert answer.code == 3
     assert re.search("^hint:", answer.err, re.MULTILINE)

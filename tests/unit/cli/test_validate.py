@@ -27,9 +27,11 @@ REPORT = ValidationReport(
 
 
 def test_each_measurement_is_shown_on_request() -> None:
+    """Format the report verbosely: each figure with all its values."""
     assert "matmul: tflops    worker-0  TFLOP/s  1.2  1.25  1.3" in report_text(REPORT, verbose=True)
     assert "allreduce: busbw  all       GB/s     11" in report_text(REPORT, verbose=True)
 
 
 def test_measurements_are_not_shown_unasked() -> None:
+    """Format the report: no single values, only verdict and page."""
     assert report_text(REPORT).split("\n\n")[1:] == ["PASS: All 2 nodes are good.\nreport: report.html"]
