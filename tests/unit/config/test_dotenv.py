@@ -135,11 +135,13 @@ REFUSES: dict[str, tuple[int, str]] = {
 
 @pytest.mark.parametrize("text", READS)
 def test_reads(text: str) -> None:
+    """Parse each text of READS: its keys and values."""
     assert {entry.key: entry.value for entry in dotenv.parse(text, ".env")} == READS[text]
 
 
 @pytest.mark.parametrize("text", REFUSES)
 def test_refuses_with_the_line(text: str) -> None:
+    """Parse each text of REFUSES: ConfigError with line and reason, exit code 2."""
     line, reason = REFUSES[text]
     with pytest.raises(ConfigError, match=rf"\A\.env:{line}: .*({reason})") as caught:
         dotenv.parse(text, ".env")
@@ -147,6 +149,7 @@ def test_refuses_with_the_line(text: str) -> None:
 
 
 def test_entries_know_their_lines() -> None:
+    """Parse two keys: each entry has its line."""
     assert dotenv.parse("# x\nA=1\n\nB='2'\n", ".env") == (dotenv.Entry("A", "1", 2), dotenv.Entry("B", "2", 4))
 
 
@@ -154,6 +157,7 @@ def test_entries_know_their_lines() -> None:
     "text", ["A=CANARY x", "A='CANARY", 'A="CANARY', "A='x'CANARY", "CANARY-x=1", "CANARY x", "CANARY"]
 )
 def test_errors_never_show_what_may_be_a_secret(text: str) -> None:
+    """Parse faulty lines with a secret: neither message, hint nor repr has it."""
     with pytest.raises(ConfigError) as caught:
         dotenv.parse(text, ".env")
     assert "CANARY" not in caught.value.message + caught.value.hint
@@ -169,23 +173,27 @@ def test_errors_never_show_what_may_be_a_secret(text: str) -> None:
 @example("${HOME} $$ `id` \\n")
 @example("x" * 2**20)
 def test_any_value_survives_quoting(value: str) -> None:
+    """Quote any value and parse it: the same value."""
     assert [entry.value for entry in dotenv.parse(f"A={dotenv.quote(value)}", ".env")] == [value]
 
 
 @given(any_value, any_value)
 def test_quoted_values_stand_beside_each_other_and_comments(first: str, second: str) -> None:
+    """Parse two quoted values with a comment and CRLF: both values."""
     text = f"A={dotenv.quote(first)} # c\r\nB={dotenv.quote(second)}\r\n"
     assert [entry.value for entry in dotenv.parse(text, ".env")] == [first, second]
 
 
 @given(any_value)
 def test_any_text_is_read_or_refused(text: str) -> None:
+    """Parse any text: entries or ConfigError, nothing else."""
     with suppress(ConfigError):
         dotenv.parse(text, ".env")
 
 
 @pytest.mark.parametrize("value", ["a\0b", "a\ud800"])
 def test_quote_refuses_what_no_file_can_hold(value: str) -> None:
+    """Quote a NUL or a lone surrogate: ValueError."""
     with pytest.raises(ValueError, match="NUL or lone surrogates"):
         dotenv.quote(value)
 
@@ -200,16 +208,19 @@ def test_quote_refuses_what_no_file_can_hold(value: str) -> None:
     ],
 )
 def test_read_refuses_bytes_with_the_line(tmp_path: Path, data: bytes, message: str) -> None:
+    """Read a file with invalid bytes: ConfigError with the line."""
     (tmp_path / ".env").write_bytes(data)
     with pytest.raises(ConfigError, match=message):
         dotenv.read(tmp_path / ".env")
 
 
 def test_read_gives_bytes_unchanged(tmp_path: Path) -> None:
+    """Read a file with CRLF and an umlaut: the value unchanged."""
     (tmp_path / ".env").write_bytes("A='ü$x'\r\n".encode())
     assert dotenv.read(tmp_path / ".env") == (dotenv.Entry("A", "ü$x", 1),)
 
 
 def test_read_says_why_it_cannot(tmp_path: Path) -> None:
+    """Read a directory: ConfigError with the reason."""
     with pytest.raises(ConfigError, match=r"\A\.env: cannot be read: Is a directory"):
         dotenv.read(tmp_path, shown=".env")

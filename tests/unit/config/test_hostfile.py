@@ -27,6 +27,7 @@ NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?(\.[a-z0-9]{1,5})?", f
     ],
 )
 def test_nodes_are_read_in_order(text: str, nodes: tuple[tuple[str, int], ...]) -> None:
+    """Parse hostfiles of several forms: names with slots, OWN where none are given."""
     assert parse(text, "hostfile") == nodes
 
 
@@ -72,6 +73,7 @@ def test_nodes_are_read_in_order(text: str, nodes: tuple[tuple[str, int], ...]) 
     ],
 )
 def test_what_cannot_be_read_names_file_line_and_reason(text: str, line: int, reason: str) -> None:
+    """Parse invalid lines: ConfigError with file, line and reason, printable and short."""
     with pytest.raises(ConfigError) as caught:
         parse(text, "hosts/hostfile")
     assert caught.value.message.startswith(f"hosts/hostfile:{line}: ")
@@ -101,6 +103,7 @@ def test_what_cannot_be_read_names_file_line_and_reason(text: str, line: int, re
     ],
 )
 def test_a_line_that_cannot_be_meant_is_shown_written_right(line: str, hint: str) -> None:
+    """Parse lines that are nearly right: the hint shows them written right."""
     with pytest.raises(ConfigError) as caught:
         parse(line, "hostfile")
     assert caught.value.hint == hint
@@ -108,11 +111,13 @@ def test_a_line_that_cannot_be_meant_is_shown_written_right(line: str, hint: str
 
 @given(st.lists(st.tuples(NAMES, st.integers(0, 1024)), min_size=1, unique_by=lambda entry: entry[0]))
 def test_formatted_entries_read_back_the_same(entries: list[tuple[str, int]]) -> None:
+    """Format entries and parse them: the same entries."""
     assert parse(format_hostfile(entries), "hostfile") == tuple(entries)
 
 
 @given(st.text())
 def test_any_text_is_read_or_refused_with_its_place(text: str) -> None:
+    """Parse any text: entries, or ConfigError that names the file."""
     try:
         parse(text, "hostfile")
     except ConfigError as error:
@@ -120,6 +125,7 @@ def test_any_text_is_read_or_refused_with_its_place(text: str) -> None:
 
 
 def test_format_is_one_line_per_node() -> None:
+    """Format three entries: a line each, without slots for OWN."""
     entries = [("worker-0", 8), ("worker-1", 1), ("worker-2", OWN)]
     assert format_hostfile(entries) == "worker-0 slots=8\nworker-1 slots=1\nworker-2\n"
 
@@ -131,7 +137,7 @@ def test_a_hundred_thousand_lines_take_as_few_calls_each_as_a_thousand() -> None
 
 
 def _calls(lines: int) -> int:
-    """Count the function calls that reading these lines takes."""
+    """Return the number of function calls that parsing these lines takes."""
     text, costs = "".join(f"node-{number:06d} slots=8\n" for number in range(lines)), cProfile.Profile()
     assert len(costs.runcall(parse, text, "hostfile")) == lines
     return sum(entry.callcount for entry in costs.getstats())

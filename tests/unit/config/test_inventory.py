@@ -20,21 +20,25 @@ FORMS = ("hosts.txt", "hosts.env", "hosts.yaml")
 
 
 def hosts(text: str) -> list[InventoryHost]:
+    """Return the hosts that the text lists."""
     return list(parse(text, "hosts.txt"))
 
 
 def yaml_hosts(tmp_path: Path, text: str) -> tuple[InventoryHost, ...]:
+    """Write hosts.yaml and return the hosts that it lists."""
     (tmp_path / "hosts.yaml").write_text(text)
     return read(tmp_path / "hosts.yaml", "hosts.yaml")
 
 
 def reason(text: str, path: Path | None = None) -> str:
+    """Return the message of the ConfigError that the text, or the file at ``path``, raises."""
     with pytest.raises(ConfigError) as caught:
         read(path, path.name) if path else parse(text, "hosts.txt")
     return caught.value.message
 
 
 def test_a_line_says_how_its_host_is_reached() -> None:
+    """Parse a line with every key: all are in the host, with its line."""
     line = (
         "gpu-1 address=10.0.0.5 user=lab port=2222 key=~/.ssh/lab slots=8 iface=ib0 docker=/run/user/1000/docker.sock"
     )
@@ -55,6 +59,7 @@ def test_a_line_says_how_its_host_is_reached() -> None:
 
 
 def test_hostfiles_and_plain_lists_are_inventories() -> None:
+    """Parse a hostfile and a plain list: hosts by name, with slots where given."""
     assert [(host.name, host.slots) for host in hosts("100.83.155.75 slots=8\n100.83.155.86 slots=8\n")] == [
         ("100.83.155.75", 8),
         ("100.83.155.86", 8),
@@ -70,6 +75,7 @@ def test_hostfiles_and_plain_lists_are_inventories() -> None:
     ],
 )
 def test_the_master_is_the_first_of_master_and_members(text: str) -> None:
+    """Parse MASTER_IP and MEMBER_IPS: node-0 is the master, members follow."""
     assert [(host.name, host.address) for host in hosts(text)] == [
         ("node-0", "10.0.0.5"),
         ("node-1", "10.0.0.6"),
@@ -90,6 +96,7 @@ def test_the_master_is_the_first_of_master_and_members(text: str) -> None:
     ],
 )
 def test_user_and_port_may_stand_with_the_host_as_ssh_has_it(text: str, host: tuple[str, str, str, int]) -> None:
+    """Parse user@host:port forms: name, address, user and port."""
     (only,) = hosts(text)
     assert (only.name, only.address, only.user, only.port) == host
 
@@ -111,6 +118,7 @@ def test_user_and_port_may_stand_with_the_host_as_ssh_has_it(text: str, host: tu
     ],
 )
 def test_what_was_mistyped_is_told_as_it_should_be_written(text: str, hint: str) -> None:
+    """Parse mistyped lines: ConfigError with line, the hint shows them written right."""
     with pytest.raises(ConfigError, match=r"hosts\.txt:1: ") as caught:
         hosts(text)
     assert caught.value.hint.startswith(hint)
@@ -118,6 +126,7 @@ def test_what_was_mistyped_is_told_as_it_should_be_written(text: str, hint: str)
 
 @pytest.mark.parametrize("members", ["", "MEMBER_IPS=\n"])
 def test_a_master_may_be_alone(members: str) -> None:
+    """Parse MASTER_IP alone: one host, node-0."""
     assert [host.name for host in hosts(f"MASTER_IP=10.0.0.5\n{members}")] == ["node-0"]
 
 
@@ -132,6 +141,7 @@ hosts:
 
 
 def test_the_inventory_of_the_validation_operator_is_read_as_it_writes_it(tmp_path: Path) -> None:
+    """Read the validation operator's YAML: names and addresses with their lines."""
     assert yaml_hosts(tmp_path, SEED) == (
         InventoryHost(name="node-0", address="100.83.155.72", where="hosts.yaml:3"),
         InventoryHost(name="node-1", address="100.83.155.86", where="hosts.yaml:6"),
@@ -163,6 +173,7 @@ slow:
 
 
 def test_what_a_host_says_itself_goes_before_its_groups_the_innermost_first(tmp_path: Path) -> None:
+    """Read nested Ansible groups: a host's own value counts first, then the innermost group's."""
     front, first, second = yaml_hosts(tmp_path, GROUPS)
     assert (front.name, front.user, front.port, front.key) == ("front", "everyone", 22, str(tmp_path / "keys/front"))
     assert (first.name, first.user, first.port) == ("gpu-0", "group", 2222)
@@ -170,12 +181,14 @@ def test_what_a_host_says_itself_goes_before_its_groups_the_innermost_first(tmp_
 
 
 def test_the_form_is_told_by_what_the_file_says(tmp_path: Path) -> None:
+    """Read YAML in a file without extension: parsed as YAML."""
     path = tmp_path / "inventory"
     path.write_text("# rack 1\nall:\n  hosts:\n    a: {ansible_port: 2222}\n")
     assert read(path) == (InventoryHost(name="a", port=2222, where=f"{path}:4"),)
 
 
 def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
+    """Read keys: relative ones are beside the inventory, ~ is the home, absolute ones stay."""
     (tmp_path / "hosts.txt").write_text("a key=keys/a#1\nb key=/etc/b\nc key=~/.ssh/c\nd\n")
     keys = [host.key for host in read(tmp_path / "hosts.txt")]
     assert keys == [str(tmp_path / "keys/a#1"), "/etc/b", str(Path.home() / ".ssh/c"), ""]
@@ -234,6 +247,7 @@ def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, message: str) -> None:
+    """Parse invalid lines: ConfigError with line and reason."""
     assert reason(text).startswith(f"hosts.txt:{message}")
 
 
@@ -258,11 +272,13 @@ def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, message: str)
     ],
 )
 def test_what_cannot_be_an_ansible_host_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    """Read invalid Ansible YAML: ConfigError with line and reason."""
     (tmp_path / "hosts.yaml").write_text(text)
     assert reason("", tmp_path / "hosts.yaml").startswith(f"hosts.yaml:{message}")
 
 
 def test_a_bomb_of_aliases_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Read YAML whose aliases multiply: ConfigError before it is expanded."""
     groups = "".join(
         f"g{number}: &g{number}\n  children: {{{', '.join(f'x{n}: *g{number - 1}' for n in range(10))}}}\n"
         for number in range(1, 10)
@@ -289,7 +305,7 @@ LISTED = {
 
 
 def program(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put an `ansible-inventory` with this shell script on PATH, or none."""
+    """Set PATH to a folder with an `ansible-inventory` of this script; to an empty one if it is ""."""
     folder.mkdir()
     if script:
         (folder / "ansible-inventory").write_text(f"#!/bin/sh\n{script}\n")
@@ -298,6 +314,7 @@ def program(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def beyond(tmp_path: Path, case: str) -> Path:
+    """Write the inventory of this case, with group_vars/ if it needs one; return its path."""
     path = tmp_path / ("hosts" if "INI" in case else "hosts.yaml")
     path.write_text(BEYOND[case])
     if case == "group_vars":
@@ -309,6 +326,7 @@ def beyond(tmp_path: Path, case: str) -> Path:
 def test_what_only_ansible_resolves_is_refused_without_it(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Read inventories that only Ansible resolves, without it: ConfigError with line, the hint names ansible."""
     program(tmp_path / "bin", "", monkeypatch)
     path = beyond(tmp_path, case)
     line = 2 if "\n" in BEYOND[case] else 1
@@ -321,6 +339,7 @@ def test_what_only_ansible_resolves_is_refused_without_it(
 def test_ansible_inventory_resolves_it_where_it_is_installed(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Read them with an ansible-inventory: hosts, addresses and ports are those of its JSON."""
     path = beyond(tmp_path, case)
     script = f"""[ "$*" = "--list -i {path}" ] && [ "$PWD $ANSIBLE_INVENTORY_ENABLED" = "/ yaml,ini" ] || exit 9
 echo '[WARNING]: something' >&2; cat <<'E'\n{json.dumps(LISTED)}\nE"""
@@ -351,6 +370,7 @@ echo '[WARNING]: something' >&2; cat <<'E'\n{json.dumps(LISTED)}\nE"""
 def test_what_ansible_resolved_is_checked_as_any_host(
     tmp_path: Path, answer: object, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Let ansible-inventory give invalid hosts or fail: ConfigError with the reason."""
     script = f"cat <<'E'\n{json.dumps(answer)}\nE" if answer else "echo '[ERROR]: no' >&2; exit 4"
     program(tmp_path / "bin", script, monkeypatch)
     path = beyond(tmp_path, "range")
@@ -359,11 +379,13 @@ def test_what_ansible_resolved_is_checked_as_any_host(
 
 
 def test_a_plain_inventory_is_read_without_ansible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read a plain YAML inventory with a failing ansible-inventory: it is not called."""
     program(tmp_path / "bin", "exit 9", monkeypatch)
     assert len(yaml_hosts(tmp_path, GROUPS)) == 3
 
 
 def test_an_inventory_that_is_a_program_is_refused_and_not_executed(tmp_path: Path) -> None:
+    """Read an executable inventory: ConfigError, and it is not executed."""
     (tmp_path / "hosts").write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
     (tmp_path / "hosts").chmod(0o755)
     with pytest.raises(ConfigError, match=r"^hosts:1: is a program, and labctl executes no inventory") as caught:
@@ -373,6 +395,7 @@ def test_an_inventory_that_is_a_program_is_refused_and_not_executed(tmp_path: Pa
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Read a missing file and one that is not UTF-8: ConfigError names them."""
     assert reason("", tmp_path / "hosts.txt") == "hosts.txt: cannot be read: No such file or directory"
     (tmp_path / "hosts.txt").write_bytes(b"a\nb\xff\n")
     assert reason("", tmp_path / "hosts.txt") == "hosts.txt:2: is not UTF-8"
@@ -380,6 +403,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(NAMES, ADDRESSES, PORTS), min_size=1, max_size=8, unique_by=lambda entry: entry[0]))
 def test_what_is_written_is_what_is_read(entries: list[tuple[str, str, str]]) -> None:
+    """Write any valid hosts and parse them: the same names, addresses and ports."""
     entries = [(name, address, str(number + 1)) for number, (name, address, _) in enumerate(entries)]
     text = "".join(f"{name} address={address} port={port}\n" for name, address, port in entries)
     assert [(host.name, host.address, str(host.port)) for host in hosts(text)] == entries
@@ -390,6 +414,7 @@ def test_what_is_written_is_what_is_read(entries: list[tuple[str, str, str]]) ->
     | st.lists(st.sampled_from(["a", "=", "-", "\n", " ", "address", "MASTER_IP", "%"])).map("".join)
 )
 def test_nothing_is_taken_that_ssh_could_take_for_an_option(text: str) -> None:
+    """Parse any text: ConfigError with a line, or hosts without leading dash, blank or control character."""
     try:
         parsed = hosts(text)
     except ConfigError as error:
@@ -403,10 +428,12 @@ def test_nothing_is_taken_that_ssh_could_take_for_an_option(text: str) -> None:
 
 
 def lines(count: int) -> str:
+    """Return this many lines of an inventory."""
     return "".join(f"node-{number} address=10.0.0.{number}.x user=lab slots=8\n" for number in range(count))
 
 
 def test_a_hundred_thousand_lines_are_read_in_a_moment() -> None:
+    """Parse 100,000 lines: below 3 s of processor time."""
     text = lines(100_000)
     began = time.process_time()
     assert len(hosts(text)) == 100_000
@@ -422,6 +449,7 @@ def test_a_line_costs_few_calls() -> None:
 
 
 def test_machines_that_are_drained_are_left_out_by_name_or_address(tmp_path: Path) -> None:
+    """List hosts in drained.txt by name and address: they are left out, each with its reason."""
     (tmp_path / DRAINED).write_text("# mended ones go\nRed  # fan broken, 2026-01-02\n10.0.0.7\n\n")
     listed = parse("red\nblue address=10.0.0.7\ngreen\n", "hosts.txt")
     used, left_out = in_use(tmp_path, listed)
@@ -430,5 +458,6 @@ def test_machines_that_are_drained_are_left_out_by_name_or_address(tmp_path: Pat
 
 
 def test_without_a_list_of_drained_machines_all_are_used(tmp_path: Path) -> None:
+    """Ask for hosts in use without drained.txt: all."""
     listed = parse("red\nblue\n", "hosts.txt")
     assert in_use(tmp_path, listed) == (listed, ())

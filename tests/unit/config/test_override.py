@@ -22,16 +22,19 @@ volumes:
 
 
 def write(directory: Path, text: str) -> Path:
+    """Write compose.override.yml; return the directory."""
     (directory / override.FILE).write_text(text)
     return directory
 
 
 def test_a_lab_without_the_file_adds_nothing(tmp_path: Path) -> None:
+    """Read a directory without the file: nothing, and an empty text."""
     assert override.read(tmp_path, SERVICES) == ()
     assert override.text((), SERVICES) == ""
 
 
 def test_each_node_gets_its_own_part_and_what_is_for_all(tmp_path: Path) -> None:
+    """Read additions for worker-1: they are in its text alone, with the volumes."""
     read = override.read(write(tmp_path, OWN), SERVICES)
     assert override.text(read, ("worker-0", "launcher")) == ""
     assert json.loads(override.text(read, ("worker-1",))) == {
@@ -54,6 +57,7 @@ services:
 
 
 def test_composes_own_tags_and_merge_keys_reach_it(tmp_path: Path) -> None:
+    """Read !reset, !override and merge keys: they stand unchanged in the text."""
     written = override.text(override.read(write(tmp_path, TAGGED), SERVICES), ("worker-1",))
     assert " ".join(written.split()) == (
         '{ "services": { "worker-1": { "ports": !reset null, "tmpfs": !reset [], "user": !reset null, '
@@ -62,6 +66,7 @@ def test_composes_own_tags_and_merge_keys_reach_it(tmp_path: Path) -> None:
 
 
 def relative(value: str) -> str:
+    """Return additions to worker-1 with this line as the third."""
     return f"services:\n  worker-1:\n    {value}\n"
 
 
@@ -82,6 +87,7 @@ def relative(value: str) -> str:
     ],
 )
 def test_a_relative_path_is_named_by_its_line(tmp_path: Path, text: str) -> None:
+    """Read relative paths: ConfigError names line 3 and the path."""
     with pytest.raises(ConfigError, match=r"^compose\.override\.yml:3: `\S+` is a relative path$"):
         override.read(write(tmp_path, text), SERVICES)
 
@@ -99,6 +105,7 @@ def test_a_relative_path_is_named_by_its_line(tmp_path: Path, text: str) -> None
     ],
 )
 def test_what_is_no_relative_path_of_the_host_is_taken(tmp_path: Path, text: str) -> None:
+    """Read absolute paths, volumes and URLs: accepted."""
     assert override.read(write(tmp_path, text), SERVICES)
 
 
@@ -119,6 +126,7 @@ def test_what_is_no_relative_path_of_the_host_is_taken(tmp_path: Path, text: str
     ],
 )
 def test_what_cannot_be_added_is_named_by_its_line(tmp_path: Path, text: str, message: str) -> None:
+    """Read invalid additions: ConfigError with line and reason."""
     with pytest.raises(ConfigError) as caught:
         override.read(write(tmp_path, text), SERVICES)
     assert caught.value.message.startswith(message)

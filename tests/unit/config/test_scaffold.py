@@ -13,10 +13,12 @@ from labctl.workloads import loader
 
 
 def content(directory: Path) -> dict[str, bytes]:
+    """Return the content of all files by relative path."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_a_lab_directory_has_settings_hostfiles_and_workloads(tmp_path: Path) -> None:
+    """Initialise a lab: .env (mode 0600), hosts.txt, hostfiles and workloads, which all parse."""
     lab = tmp_path / "new/lab"
     assert set(scaffold.initialise(lab)) == {".env", "hosts.txt", "hostfiles", "workloads"}
     assert (lab / ".env").stat().st_mode & 0o777 == 0o600
@@ -33,6 +35,7 @@ def test_a_lab_directory_has_settings_hostfiles_and_workloads(tmp_path: Path) ->
 
 
 def test_its_settings_are_read_without_a_warning(tmp_path: Path) -> None:
+    """Load the new lab's settings: no warnings, and the lab's own name."""
     scaffold.initialise(tmp_path)
     loaded = settings.load(tmp_path, {"HOME": "/home/someone"}, {})
     assert loaded.warnings == ()
@@ -40,6 +43,7 @@ def test_its_settings_are_read_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_list_of_hosts_is_one_once_its_examples_are_no_comments(tmp_path: Path) -> None:
+    """Parse the new hosts.txt: no host; with its examples uncommented two."""
     scaffold.initialise(tmp_path)
     text = (tmp_path / "hosts.txt").read_text()
     with pytest.raises(ConfigError, match="names no host"):
@@ -51,6 +55,7 @@ def test_the_list_of_hosts_is_one_once_its_examples_are_no_comments(tmp_path: Pa
 
 
 def test_a_second_time_writes_nothing(tmp_path: Path) -> None:
+    """Initialise twice: the second time nothing is written."""
     scaffold.initialise(tmp_path)
     before = content(tmp_path)
     assert scaffold.initialise(tmp_path) == ()
@@ -58,6 +63,7 @@ def test_a_second_time_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
+    """Initialise over existing files: they stay, only missing ones are written."""
     (tmp_path / ".env").write_text("LAB_NAME=mine\n")
     (tmp_path / "workloads/own").mkdir(parents=True)
     assert scaffold.initialise(tmp_path) == ("hostfiles", "hosts.txt")
@@ -66,18 +72,21 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    """Initialise over an empty workloads folder: it is filled."""
     (tmp_path / "workloads").mkdir()
     assert "workloads" in scaffold.initialise(tmp_path)
     assert (tmp_path / "workloads/opt/workload.yml").is_file()
 
 
 def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    """Initialise a path that is a file: ConfigError."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         scaffold.initialise(tmp_path / "file")
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_for_people(tmp_path: Path) -> None:
+    """Initialise below a file: LabError."""
     from labctl.errors import LabError
 
     (tmp_path / "file").write_text("")
@@ -87,16 +96,19 @@ def test_a_directory_that_cannot_be_made_is_an_error_for_people(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["lab", "My Lab!", "ü", "-", "a" * 80, "x" * 29 + "-y", "9", "a_b.c"])
 def test_any_directory_gives_a_name_that_the_settings_take(tmp_path: Path, name: str) -> None:
+    """Name a lab after any directory: a valid label with four hexadecimal digits."""
     chosen = scaffold.lab_name(tmp_path / name)
     settings.label(chosen)
     assert re.fullmatch(r"[a-z0-9-]+-[0-9a-f]{4}", chosen)
 
 
 def test_two_directories_of_one_name_are_two_labs(tmp_path: Path) -> None:
+    """Name labs of two directories of the same name: different names."""
     assert scaffold.lab_name(tmp_path / "a/lab") != scaffold.lab_name(tmp_path / "b/lab")
 
 
 def test_files_are_the_persons_own_to_change(tmp_path: Path) -> None:
+    """Initialise: all workload files belong to the user and are writable."""
     scaffold.initialise(tmp_path)
     for path in (tmp_path / "workloads").rglob("*"):
         assert path.stat().st_uid == os.getuid()

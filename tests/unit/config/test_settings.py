@@ -21,6 +21,7 @@ HOME = {"HOME": "/home/someone"}
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
+    """Return a Lab at tmp_path."""
     return Lab(tmp_path)
 
 
@@ -33,10 +34,12 @@ class Lab:
     def load(
         self, text: str = "", environ: dict[str, str] | None = None, flags: dict[str, str] | None = None
     ) -> settings.Settings:
+        """Write .env and load the settings with this environment, HOME and flags."""
         (self.directory / ".env").write_text(text, encoding="utf-8")
         return settings.load(self.directory, HOME | (environ or {}), flags or {})
 
     def error(self, text: str = "", environ: dict[str, str] | None = None, flags: dict[str, str] | None = None) -> str:
+        """Return "message | hint" of the ConfigError that loading raises; its exit code is 2."""
         with pytest.raises(ConfigError) as caught:
             self.load(text, environ, flags)
         assert caught.value.exit_code == 2
@@ -47,6 +50,7 @@ class Lab:
 
 
 def test_defaults_without_a_file(tmp_path: Path) -> None:
+    """Load without .env: every origin is "default", no environment and no warnings."""
     loaded = settings.load(tmp_path, HOME, {})
     assert loaded.text("LAB_NAME") == "lab"
     assert loaded.text("LAB_SHM_SIZE") == "8g"
@@ -55,6 +59,7 @@ def test_defaults_without_a_file(tmp_path: Path) -> None:
 
 
 def test_each_source_wins_over_the_next(lab: Lab) -> None:
+    """Set LAB_NODES in flag, environment and .env: the first counts, and origin names it."""
     text, environ, flags = "\n\nLAB_NODES=3", {"LAB_NODES": "4"}, {"LAB_NODES": "5"}
     for given_flags, given_environ, number, origin in [
         (flags, environ, 5, "flag"),
@@ -66,6 +71,7 @@ def test_each_source_wins_over_the_next(lab: Lab) -> None:
 
 
 def test_an_empty_value_is_not_set(lab: Lab) -> None:
+    """Set keys to empty: the next source or the default counts."""
     loaded = lab.load("LAB_NAME=\nLAB_NODES=7", {"LAB_NODES": "", "HF_TOKEN": ""}, {"LAB_NODES": ""})
     assert (loaded.text("LAB_NAME"), loaded.origin("LAB_NAME")) == ("lab", "default")
     assert (loaded.number("LAB_NODES"), loaded.origin("LAB_NODES")) == (7, ".env:2")
@@ -73,10 +79,12 @@ def test_an_empty_value_is_not_set(lab: Lab) -> None:
 
 
 def test_an_override_that_is_no_setting_is_said_by_its_option(lab: Lab) -> None:
+    """Give an unknown --setting: the error begins with "--setting"."""
     assert lab.error(flags={"LAB_NOPE": "1"}).startswith("--setting: unknown key LAB_NOPE |")
 
 
 def test_an_alias_is_its_key(lab: Lab) -> None:
+    """Set aliases: the key has the value; the environment's alias goes before .env."""
     loaded = lab.load("DOCKER_SSH_PORT=5100\nhttp_proxy=http://p:1\nHTTP_PROXY=http://p:1")
     assert (loaded.number("LAB_SSH_PORT"), loaded.origin("LAB_SSH_PORT")) == (5100, ".env:1")
     assert loaded.text("HTTP_PROXY") == "http://p:1"
@@ -88,6 +96,7 @@ def test_an_alias_is_its_key(lab: Lab) -> None:
     [("LAB_SSH_PORT", "DOCKER_SSH_PORT"), ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), ("HTTPS_PROXY", "https_proxy")],
 )
 def test_a_key_and_its_alias_must_agree(lab: Lab, key: str, alias: str) -> None:
+    """Set key and alias to different values: ConfigError names both places, not the values."""
     assert lab.error(f"{key}=50001\n{alias}=50002").startswith(f".env:2: {alias}: differs from {key} (.env:1)")
     error = lab.error(flags={key: "50001", alias: "50002"})
     assert f"differs from {key}" in error
@@ -95,6 +104,7 @@ def test_a_key_and_its_alias_must_agree(lab: Lab, key: str, alias: str) -> None:
 
 
 def test_two_spellings_of_a_proxy_in_the_hosts_environment_are_no_ones_mistake(lab: Lab) -> None:
+    """Set HTTP_PROXY and http_proxy differently in the environment: accepted; other aliases: ConfigError."""
     loaded = lab.load("", {"HTTP_PROXY": "http://p:1/", "http_proxy": "http://p:1"})
     assert loaded.text("HTTP_PROXY") == "http://p:1/"
     assert lab.error(environ={"LAB_SSH_PORT": "5001", "DOCKER_SSH_PORT": "5002"}).startswith("environment: DOCKER")
@@ -113,10 +123,12 @@ def test_two_spellings_of_a_proxy_in_the_hosts_environment_are_no_ones_mistake(l
     ],
 )
 def test_unknown_key_names_the_nearest(lab: Lab, line: str, hint: str) -> None:
+    """Set an unknown key: ConfigError with line and the nearest key."""
     assert lab.error(f"\n\n\n{line}") == f".env:4: unknown key {line.partition('=')[0]} | {hint}"
 
 
 def test_lone_prefix_is_no_key(lab: Lab) -> None:
+    """Set LAB_ENV_ without a name: ConfigError."""
     assert lab.error("LAB_ENV_=x").startswith(".env:1: unknown key LAB_ENV_ |")
 
 
@@ -155,6 +167,7 @@ BAD = {
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in BAD.items() for value in values])
 def test_bad_values_say_where(lab: Lab, key: str, value: str) -> None:
+    """Set invalid values in .env, environment and flag: ConfigError names source and key."""
     assert lab.error(f"\n{key}={dotenv.quote(value)}").startswith(f".env:2: {key}: ")
     assert lab.error(environ={key: value}).startswith(f"environment: {key}: ")
     assert lab.error(flags={key: value}).startswith(f"--setting {key}: ")
@@ -178,7 +191,7 @@ MAY_BE_MOUNTED = """
 @pytest.mark.parametrize("key", MOUNTED)
 @pytest.mark.parametrize("value", NEVER_MOUNTED.split())
 def test_what_is_the_hosts_own_is_not_mounted(lab: Lab, key: str, value: str) -> None:
-    """Refuse the mount: containers could write keys, the system or the engine's data."""
+    """Mount system paths, homes, keys or sockets: ConfigError, also with LAB_HOSTS."""
     error = lab.error(f"{key}={value}")
     assert error.startswith(f".env:1: {key}: "), error
     assert " | name a directory" in error
@@ -187,6 +200,7 @@ def test_what_is_the_hosts_own_is_not_mounted(lab: Lab, key: str, value: str) ->
 
 @pytest.mark.parametrize("value", MAY_BE_MOUNTED.split())
 def test_a_directory_of_ones_own_is_mounted(lab: Lab, value: str) -> None:
+    """Mount directories of one's own: accepted."""
     for key in MOUNTED:
         assert lab.load(f"{key}={value}").text(key)
 
@@ -194,6 +208,7 @@ def test_a_directory_of_ones_own_is_mounted(lab: Lab, value: str) -> None:
 @pytest.mark.parametrize("target", ["/etc", "/", "home", "home/.ssh", "engine.sock", "holder"])
 @pytest.mark.parametrize("way", ["link", "link-to-link", "up/../link"])
 def test_a_link_mounts_no_more_than_its_target_may(lab: Lab, target: str, way: str) -> None:
+    """Mount a link to a forbidden target: ConfigError; with LAB_HOSTS it is not followed."""
     (lab.directory / "home/.ssh").mkdir(parents=True)
     (lab.directory / "holder").mkdir()
     folder = os.open(lab.directory, os.O_PATH)
@@ -212,26 +227,31 @@ def test_a_link_mounts_no_more_than_its_target_may(lab: Lab, target: str, way: s
 
 @pytest.mark.parametrize(("name", "reason"), [("loop", "is a loop of links"), ("file", "is not a directory")])
 def test_what_is_no_directory_is_not_mounted(lab: Lab, name: str, reason: str) -> None:
+    """Mount a loop of links or a file: ConfigError with the reason."""
     (lab.directory / "loop").symlink_to("loop")
     (lab.directory / "file").touch()
     assert reason in lab.error(f"HOST_CACHE_PATH={lab.directory / name}")
 
 
 def test_the_default_is_refused_where_it_is_a_link_out(lab: Lab) -> None:
+    """Make ~/.cache/labctl a link to /etc: the default is refused."""
     (lab.directory / ".cache").mkdir()
     (lab.directory / ".cache/labctl").symlink_to("/etc")
     assert "HOST_CACHE_PATH" in lab.error(environ={"HOME": str(lab.directory)})
 
 
 def test_a_bad_value_is_refused_even_where_it_is_overridden(lab: Lab) -> None:
+    """Override an invalid value of .env: still ConfigError for its line."""
     assert lab.error("LAB_NODES=0", flags={"LAB_NODES": "3"}).startswith(".env:1: LAB_NODES: ")
 
 
 def test_errors_name_the_key_as_it_was_written(lab: Lab) -> None:
+    """Set an alias to an invalid value: the error names the alias."""
     assert lab.error("DOCKER_SSH_PORT=22").startswith(".env:1: DOCKER_SSH_PORT: must be a whole number from 1024")
 
 
 def test_unknown_accelerator_names_the_known_and_the_nearest(lab: Lab) -> None:
+    """Set a misspelt accelerator: ConfigError lists the known and the nearest."""
     assert lab.error("LAB_ACCELERATOR=nvdia") == (
         ".env:1: LAB_ACCELERATOR: unknown accelerator 'nvdia'; known are auto, cpu, nvidia, habana, intel"
         " | did you mean nvidia?"
@@ -239,12 +259,14 @@ def test_unknown_accelerator_names_the_known_and_the_nearest(lab: Lab) -> None:
 
 
 def test_ports_must_differ(lab: Lab) -> None:
+    """Set two ports to the same number: ConfigError names both."""
     both = "LAB_SSH_PORT=5100\nDOCKER_MASTER_PORT=5100"
     assert lab.error(both).startswith(".env:2: DOCKER_MASTER_PORT: 5100 is also LAB_SSH_PORT (.env:1)")
     assert lab.error("LAB_SSH_PORT=29500").startswith(".env:1: LAB_SSH_PORT: 29500 is also LAB_MASTER_PORT (default)")
 
 
 def test_a_file_that_everyone_may_write_is_refused(lab: Lab) -> None:
+    """Load a .env that everyone may write: ConfigError with chmod."""
     lab.load("LAB_NODES=3")
     (lab.directory / ".env").chmod(0o666)
     with pytest.raises(ConfigError, match="everyone") as caught:
@@ -253,12 +275,14 @@ def test_a_file_that_everyone_may_write_is_refused(lab: Lab) -> None:
 
 
 def test_a_dangling_link_is_not_a_missing_file(tmp_path: Path) -> None:
+    """Make .env a broken link: ConfigError, not the defaults."""
     (tmp_path / ".env").symlink_to("gone")
     with pytest.raises(ConfigError, match=r"\.env: cannot be read: No such file"):
         settings.load(tmp_path, HOME, {})
 
 
 def test_unknown_keys_of_the_environment_are_warnings(lab: Lab) -> None:
+    """Set unknown LAB_ keys in the environment: a warning each, with the nearest key."""
     loaded = lab.load(environ={"LAB_NODE": "7", "LABEL": "x", "PATH": "/bin", "LAB_": "x"})
     assert loaded.text("LAB_NODES") == ""
     assert [warning.split(",")[0] for warning in loaded.warnings] == [
@@ -269,6 +293,7 @@ def test_unknown_keys_of_the_environment_are_warnings(lab: Lab) -> None:
 
 
 def test_bytes_that_are_no_text_are_refused(lab: Lab) -> None:
+    """Set an environment value that is not UTF-8: ConfigError."""
     assert lab.error(environ={"LAB_ENV_X": "a\udcff"}).startswith("environment: LAB_ENV_X: not UTF-8")
 
 
@@ -291,10 +316,12 @@ def test_bytes_that_are_no_text_are_refused(lab: Lab) -> None:
     ],
 )
 def test_numbers(lab: Lab, key: str, value: str, number: int) -> None:
+    """Load sizes and counts: number() in bytes, -1 for unlimited, 0 for unset."""
     assert lab.load(f"{key}={value}").number(key) == number
 
 
 def test_paths_expand_the_home_and_are_shown_with_it(lab: Lab) -> None:
+    """Load paths with ~: expanded in text(), shown with ~ in rows()."""
     loaded = lab.load("HOST_REPO_PATH=~/a$b")
     assert loaded.text("HOST_CACHE_PATH") == "/home/someone/.cache/labctl"
     assert loaded.text("HOST_REPO_PATH") == "/home/someone/a$b"
@@ -303,6 +330,7 @@ def test_paths_expand_the_home_and_are_shown_with_it(lab: Lab) -> None:
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_any_value_reaches_the_workload_unchanged(value: str) -> None:
+    """Hand any value on as LAB_ENV_X: it reaches environment or secret_environment unchanged."""
     with tempfile.TemporaryDirectory() as directory:
         loaded = Lab(Path(directory)).load(f"LAB_ENV_X={dotenv.quote(value)}")
     # A URL with a password is a secret.
@@ -311,11 +339,13 @@ def test_any_value_reaches_the_workload_unchanged(value: str) -> None:
 
 
 def test_extra_environment_by_name_and_source(lab: Lab) -> None:
+    """Set LAB_ENV_ keys in .env and environment: sorted by name, the environment's counts, empty ones stay."""
     loaded = lab.load("LAB_ENV_B=1\nLAB_ENV_A=\nLAB_ENV_a='x y'", {"LAB_ENV_B": "2"})
     assert loaded.environment == (("A", ""), ("B", "2"), ("a", "x y"))
 
 
 def test_extra_environment_takes_names_of_variables_only(lab: Lab) -> None:
+    """Set LAB_ENV_1A: ConfigError, as 1A is no variable name."""
     assert lab.error("LAB_ENV_1A=x").startswith(".env:1: LAB_ENV_1A: the part after LAB_ENV_ is not a variable name")
 
 
@@ -326,6 +356,7 @@ SECRET_NAMES = ["WANDB_API_KEY", "MY_TOKEN", "my_secret", "DB_PASSWORD", "DB_PAS
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
 def test_secret_extra_environment_is_kept_apart(lab: Lab, name: str) -> None:
+    """Set LAB_ENV_ with a secret's name: it is in secret_environment alone, shown as "set"."""
     loaded = lab.load(f"LAB_ENV_{name}=CANARY\nLAB_ENV_KEYBOARD=us")
     assert loaded.environment == (("KEYBOARD", "us"),)
     ((key, secret),) = loaded.secret_environment
@@ -334,6 +365,7 @@ def test_secret_extra_environment_is_kept_apart(lab: Lab, name: str) -> None:
 
 
 def test_a_password_in_a_url_makes_a_secret(lab: Lab) -> None:
+    """Set LAB_ENV_ to a URL with a password: a secret, shown without the password."""
     loaded = lab.load("LAB_ENV_DATABASE_URL=postgres://ann:CANARY@db/x\nLAB_ENV_HUB=https://ann@hub.example:8443/x")
     assert loaded.environment == (("HUB", "https://ann@hub.example:8443/x"),)
     assert [(name, secret.reveal()) for name, secret in loaded.secret_environment] == [
@@ -343,6 +375,7 @@ def test_a_password_in_a_url_makes_a_secret(lab: Lab) -> None:
 
 
 def test_a_secret_is_never_shown(lab: Lab) -> None:
+    """Load secrets: repr and rows never have them, reveal() does, text() raises ValueError."""
     loaded = lab.load("HUGGING_FACE_HUB_TOKEN=CANARY\nHTTP_PROXY=http://u:CANARY@p:1\nLAB_ENV_API_KEY=CANARY")
     secret = loaded.secret("HF_TOKEN")
     assert secret is not None
@@ -364,6 +397,7 @@ def test_a_secret_is_never_shown(lab: Lab) -> None:
     ],
 )
 def test_passwords_in_urls_are_redacted_only_where_shown(lab: Lab, value: str, shown: str) -> None:
+    """Set a proxy with a password: text() has it, rows() have [REDACTED]."""
     loaded = lab.load(f"https_proxy={value}")
     assert loaded.text("HTTPS_PROXY") == value
     assert ("HTTPS_PROXY", shown, ".env:1") in loaded.rows()
@@ -381,6 +415,7 @@ def test_passwords_in_urls_are_redacted_only_where_shown(lab: Lab, value: str, s
     ],
 )
 def test_errors_never_show_a_secret(lab: Lab, text: str) -> None:
+    """Load faulty secrets: the error never has them."""
     assert "CANARY" not in lab.error(text)
 
 
@@ -388,6 +423,7 @@ def test_errors_never_show_a_secret(lab: Lab, text: str) -> None:
 
 
 def test_mounts_are_read_with_their_place_and_mode(tmp_path: Path) -> None:
+    """Load LAB_MOUNTS: source, target and read-only of each, ~ expanded."""
     loaded = settings.load(tmp_path, HOME, {"LAB_MOUNTS": "/data/imagenet:/data:ro  ~/models:/workspace/models"})
     assert [tuple(mount) for mount in loaded.mounts] == [
         ("/data/imagenet", "/data", True),
@@ -418,11 +454,13 @@ def test_mounts_are_read_with_their_place_and_mode(tmp_path: Path) -> None:
     ],
 )
 def test_a_mount_that_takes_what_is_not_a_persons_is_refused(tmp_path: Path, value: str, reason: str) -> None:
+    """Load invalid or dangerous LAB_MOUNTS: ConfigError with the reason."""
     with pytest.raises(ConfigError, match=re.escape(reason)):
         settings.load(tmp_path, HOME, {"LAB_MOUNTS": value})
 
 
 def test_a_mount_that_holds_the_project_is_refused(tmp_path: Path) -> None:
+    """Mount over a folder that holds PROJECT_PATH: ConfigError."""
     with pytest.raises(ConfigError, match="/srv in the containers holds /srv/lab"):
         settings.load(tmp_path, HOME, {"LAB_MOUNTS": "/data:/srv", "PROJECT_PATH": "/srv/lab"})
 
@@ -431,12 +469,13 @@ def test_a_mount_that_holds_the_project_is_refused(tmp_path: Path) -> None:
 
 
 def example_entries() -> list[tuple[str, str]]:
-    """Return pairs of each settings line of env.example, first the line above it; settings may be commented out."""
+    """Return each settings line of env.example, commented out or not, with the line above it."""
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     return [(above, line) for above, line in pairwise(lines) if re.match(r"#?[A-Z0-9_]+=", line)]
 
 
 def test_example_and_table_agree() -> None:
+    """Compare env.example with SETTINGS: same keys and defaults in order, each with a sentence above."""
     *table, (meaning, extra) = example_entries()
     shown = {"LAB_NAME"}
     assert [line for _, line in table] == [
@@ -448,6 +487,7 @@ def test_example_and_table_agree() -> None:
 
 
 def test_every_accelerator_and_every_alias_is_documented() -> None:
+    """Read env.example: every accelerator and alias is named in its comment."""
     meanings = {line.lstrip("#").partition("=")[0]: above for above, line in example_entries()}
     names = ", ".join(settings.accelerators_known())
     assert meanings["LAB_ACCELERATOR"] == f"# One of {names}; auto takes what it finds."
@@ -458,6 +498,7 @@ def test_every_accelerator_and_every_alias_is_documented() -> None:
 
 @pytest.mark.parametrize("uncommented", [False, True])
 def test_example_loads_as_the_defaults(lab: Lab, uncommented: bool) -> None:
+    """Load env.example, as it is or uncommented: all values are the defaults."""
     text = EXAMPLE.read_text(encoding="utf-8")
     loaded = lab.load(re.sub(r"(?m)^#(?=[A-Z_]+=)", "", text) if uncommented else text)
     defaults = settings.load(lab.directory / "nowhere", HOME, {})
@@ -468,5 +509,6 @@ def test_example_loads_as_the_defaults(lab: Lab, uncommented: bool) -> None:
 
 
 def test_ports_are_on_loopback_unless_an_address_is_asked_for() -> None:
+    """Split LAB_PORTS: 127.0.0.1 unless an address is given."""
     published = settings.split_ports("6006 8080:80 0.0.0.0:9000:9001")
     assert published == (("127.0.0.1", 6006, 6006), ("127.0.0.1", 8080, 80), ("0.0.0.0", 9000, 9001))  # noqa: S104

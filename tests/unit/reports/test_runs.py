@@ -22,12 +22,13 @@ BROKEN = "RuntimeError: <script>alert(1)</script> & more"
 
 
 def report(lab: Path, *run_ids: str) -> Report:
+    """Return the report of these runs of the lab."""
     results = [store.read_result(lab, run_id) for run_id in run_ids]
     return runs.of_runs(lab, [compare.read(lab, result) for result in results if result])
 
 
 def sampled(path: Path, devices: int, seconds: int = 30, *, lost: int | None = None) -> None:
-    """Write samples of a node with this many devices, one a second, empty at ``lost``; the last line is incomplete."""
+    """Write samples of a node, one a second, empty at ``lost``; the last line is incomplete."""
     devices_read = (f"device {number} utilisation (%)" for number in range(devices))
     head = ["seconds (s)", "lost samples (count)", "cpu (%)", *devices_read]
     rows = [[f"{at}", "0", *([""] if at == lost else [f"{50 + at}"]) * (1 + devices)] for at in range(seconds)]
@@ -36,10 +37,12 @@ def sampled(path: Path, devices: int, seconds: int = 30, *, lost: int | None = N
 
 
 def titles(made: Report) -> list[str]:
+    """Return the titles of the report's charts."""
     return re.findall(r"<figcaption><strong>([^<]*)", made.html)
 
 
 def test_a_report_has_the_verdict_the_curves_the_machine_the_ranks_the_log_and_the_environment(tmp_path: Path) -> None:
+    """Report a full record: verdict, five charts with pictures, slowest rank, last line of the log, image."""
     ranks = [{"rank": rank, "node": "worker-0"} for rank in range(3)]
     path = records.write(tmp_path, FIRST, losses=LOSSES, throughput=24.8, log="the last line\n", ranks=ranks)
     sampled(path, devices=2, lost=7)
@@ -60,6 +63,7 @@ def test_a_report_has_the_verdict_the_curves_the_machine_the_ranks_the_log_and_t
 
 
 def test_ranks_that_print_steps_but_no_times_are_charted_by_when_they_printed_them(tmp_path: Path) -> None:
+    """Report ranks that print steps without times: their times come from output.times."""
     path = records.write(tmp_path, FIRST)
     (path / "ranks").mkdir()
     times = []
@@ -73,6 +77,7 @@ def test_ranks_that_print_steps_but_no_times_are_charted_by_when_they_printed_th
 
 
 def test_ranks_that_take_no_time_are_charted_without_a_share(tmp_path: Path) -> None:
+    """Report ranks with step times of 0: the slowest is named without a percentage."""
     path = records.write(tmp_path, FIRST)
     (path / "ranks").mkdir()
     for rank in (0, 1):
@@ -83,6 +88,7 @@ def test_ranks_that_take_no_time_are_charted_without_a_share(tmp_path: Path) -> 
 
 
 def test_ranks_whose_steps_came_at_once_have_no_times(tmp_path: Path) -> None:
+    """Report ranks whose steps have the same time: no chart."""
     path = records.write(tmp_path, FIRST)
     (path / "ranks").mkdir()
     for rank in (0, 1):
@@ -92,6 +98,7 @@ def test_ranks_whose_steps_came_at_once_have_no_times(tmp_path: Path) -> None:
 
 
 def test_rates_are_drawn_over_time_and_losses_over_steps(tmp_path: Path) -> None:
+    """Report losses and tokens: losses over steps, rates over seconds."""
     records.write(tmp_path, FIRST, losses=LOSSES, tokens=[100.0, 110.0, 105.0])
     loss, tokens = (part.partition("</svg>")[0] for part in report(tmp_path, FIRST).html.split("<svg")[1:3])
     assert (">step<" in loss, ">seconds<" in loss) == (True, False)
@@ -99,6 +106,7 @@ def test_rates_are_drawn_over_time_and_losses_over_steps(tmp_path: Path) -> None
 
 
 def test_a_page_fetches_and_runs_nothing_and_what_a_log_says_stays_text(tmp_path: Path) -> None:
+    """Put markup into arguments, log and samples: it is escaped, and the page loads nothing."""
     arguments = ("--name", "<img src=x onerror=alert(1)>")
     log = f"step 1\n{BROKEN}\n"
     failed: dict[str, Any] = {"verdict": "ERROR", "cause": "rank-crashed", "exit_code": 4}
@@ -113,6 +121,7 @@ def test_a_page_fetches_and_runs_nothing_and_what_a_log_says_stays_text(tmp_path
 
 
 def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path: Path) -> None:
+    """Report a crashed run: the lines around the cause, and if trying again helps."""
     log = "".join(f"step {step}\n" for step in range(100)) + f"Traceback:\n{BROKEN}\n" + "bye\n" * 80
     message = f"rank 1 on worker-1 exited with code 7: {BROKEN}"
     failed: dict[str, Any] = {"verdict": "ERROR", "cause": "rank-crashed", "message": message, "exit_code": 4}
@@ -127,6 +136,7 @@ def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path
 
 
 def test_a_run_that_missed_a_criterion_shows_the_line_of_its_metric_in_place_of_a_cause(tmp_path: Path) -> None:
+    """Report a missed criterion: the last line of its metric, and no lines with the cause."""
     log = "failed to load libnvml\nThroughput: 99 samples/sec\nThroughput: 24.8 samples/sec\nstep 1/1 loss 7\nbye\n"
     checks = [
         {"criterion": "throughput >= 600 samples/s", "value": 24.8, "passed": False},
@@ -142,6 +152,7 @@ def test_a_run_that_missed_a_criterion_shows_the_line_of_its_metric_in_place_of_
 
 
 def test_a_metric_that_was_found_is_shown_with_its_unit_and_the_text_that_has_it(tmp_path: Path) -> None:
+    """Report a metric found in the output: its unit and the line that has it."""
     line = {"found": "1.2 samples/s", "line": "step 9: 24.8 samples/s"}
     metrics = {"samples_per_second": {"value": 24.8, "unit": "samples/s", **line}}
     checks = [{"criterion": "samples_per_second >= 600 samples/s", "value": 24.8, "passed": False}]
@@ -156,6 +167,7 @@ def test_a_metric_that_was_found_is_shown_with_its_unit_and_the_text_that_has_it
 
 
 def test_a_run_that_left_nothing_but_its_result_has_a_report(tmp_path: Path) -> None:
+    """Report a run with result.json alone: message, "Nothing was printed.", no pictures."""
     path = records.write(tmp_path, FIRST, verdict="ERROR", cause="does-not-fit", message="too large", exit_code=3)
     for name in ("metrics.jsonl", "settings.json", "versions.json", "job.json", "output.log"):
         (path / name).unlink()
@@ -166,6 +178,7 @@ def test_a_run_that_left_nothing_but_its_result_has_a_report(tmp_path: Path) -> 
 
 
 def test_several_runs_are_on_one_page_with_what_differs_and_what_it_did(tmp_path: Path) -> None:
+    """Report two runs: what differs, the effect, and that one run each is too few."""
     for run_id, figure, micro in ((FIRST, 24.8, "4"), (SECOND, 11.2, "1")):
         records.write(tmp_path, run_id, losses=LOSSES, throughput=figure, arguments=("--micro-batch", micro))
     page = report(tmp_path, FIRST, SECOND).html
@@ -179,6 +192,7 @@ def test_several_runs_are_on_one_page_with_what_differs_and_what_it_did(tmp_path
 
 
 def test_five_runs_with_the_same_settings_are_on_one_page_with_the_one_that_differs(tmp_path: Path) -> None:
+    """Report five runs with the same settings: the one that differs is named, with the usual spread."""
     run_ids = [f"20261125-20360{number}-opt-tiny-0d07" for number in range(5)]
     for run_id, figure in zip(run_ids, (24.8, 24.9, 24.7, 25.0, 18.6), strict=True):
         records.write(tmp_path, run_id, throughput=figure)
@@ -189,6 +203,7 @@ def test_five_runs_with_the_same_settings_are_on_one_page_with_the_one_that_diff
 
 
 def test_two_runs_with_the_same_settings_have_a_column_each(tmp_path: Path) -> None:
+    """Report two runs with the same settings: a column each, with the change."""
     for run_id, figure in ((FIRST, 24.0), (SECOND, 18.0)):
         records.write(tmp_path, run_id, throughput=figure)
     page = report(tmp_path, FIRST, SECOND).html
@@ -198,6 +213,7 @@ def test_two_runs_with_the_same_settings_have_a_column_each(tmp_path: Path) -> N
 
 
 def test_more_devices_than_can_be_told_apart_are_drawn_as_one_line_with_its_band(tmp_path: Path) -> None:
+    """Report 16 devices: one line with a band; of 2, a line each."""
     sampled(records.write(tmp_path, FIRST), devices=16)
     drawn = report(tmp_path, FIRST).html.partition("device utilisation")[2]
     assert "device 0" not in drawn
@@ -206,17 +222,20 @@ def test_more_devices_than_can_be_told_apart_are_drawn_as_one_line_with_its_band
 
 
 def test_a_loss_of_nan_is_a_gap_that_is_said(tmp_path: Path) -> None:
+    """Report a loss with None: "no figure for 2 of 5"."""
     records.write(tmp_path, FIRST, losses=[8.0, 7.5, None, None, 7.0])
     assert "7 to 8; no figure for 2 of 5" in report(tmp_path, FIRST).html
 
 
 def test_the_report_of_a_long_run_stays_small(tmp_path: Path) -> None:
+    """Report 100,000 steps: the page stays below 200,000 characters."""
     path = records.write(tmp_path, FIRST, losses=[8 - step / 1e5 for step in range(100_000)])
     assert path.is_dir()
     assert len(report(tmp_path, FIRST).html) < 200_000
 
 
 def test_samples_of_days_are_read_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read samples larger than the limit: between 200 and 1000 of 1000 points."""
     path = records.write(tmp_path, FIRST)
     sampled(path, devices=1, seconds=1000)
     monkeypatch.setattr(store, "LARGEST_RECORD", 5000)
@@ -236,6 +255,7 @@ ROWS = [
 
 
 def test_a_metrics_csv_is_shown_by_epoch_and_rank(tmp_path: Path) -> None:
+    """Report a metrics.csv with a second head and half a line: charts by rank and epoch."""
     file = tmp_path / "metrics.csv"
     # Ranks append to one file on a network file system: a head in the middle, and half a line.
     file.write_text("\n".join((HEAD, *ROWS[:2], HEAD, *ROWS[2:], "2024-05-01 10:30:00,0,3,7")))
@@ -252,24 +272,28 @@ def test_a_metrics_csv_is_shown_by_epoch_and_rank(tmp_path: Path) -> None:
 
 
 def test_a_run_that_wrote_a_metrics_csv_has_its_ranks_charted(tmp_path: Path) -> None:
+    """Report a run with metrics.csv: its ranks are charted."""
     path = records.write(tmp_path, FIRST)
     (path / "metrics.csv").write_text("\n".join((HEAD, *ROWS)))
     assert titles(report(tmp_path, FIRST)) == ["time of each rank"]
 
 
 def test_a_run_that_wrote_a_metrics_csv_of_its_own_kind_has_a_report(tmp_path: Path) -> None:
+    """Report a run with a CSV of other columns: it is not charted."""
     path = records.write(tmp_path, FIRST, losses=LOSSES)
     (path / "metrics.csv").write_text("step,loss\n1,8\n")
     assert titles(report(tmp_path, FIRST)) == ["loss", "time of a step"]
 
 
 def test_a_csv_of_something_else_is_refused(tmp_path: Path) -> None:
+    """Read a CSV of other columns as epochs: ConfigError names the expected ones."""
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ConfigError, match="no table with the columns Rank, Epoch, Computation_Time"):
         samples.epochs(tmp_path / "other.csv")
 
 
 def test_pictures_lie_beside_the_page(tmp_path: Path) -> None:
+    """Write a report: page and pictures are the only files of the folder."""
     records.write(tmp_path, FIRST, losses=LOSSES)
     written = runs.write(tmp_path / "out", report(tmp_path, FIRST))
     assert {Path(name).name for name in (written.page, *written.pictures)} == {

@@ -32,17 +32,19 @@ GPUS = Hardware(
 
 
 def node(number: int, verdict: Health = "good", advice: str = "") -> NodeVerdict:
+    """Return a verdict on worker-``number`` of host red``number``."""
     evidence = (f"{number} GB/s",)
     return NodeVerdict(node=f"worker-{number}", host=f"red{number}", verdict=verdict, evidence=evidence, advice=advice)
 
 
 def figure(name: str, value: float | None, what: str = "bus bandwidth") -> Figure:
+    """Return a bus bandwidth of the node, passed if it is at least LIMIT."""
     limit, passed = f">= {LIMIT} GB/s", value is not None and value >= LIMIT
     return Figure(step="all_reduce", what=what, node=name, value=value, unit="GB/s", limit=limit, passed=passed)
 
 
 def validation(size: int = 2, **more: object) -> Validation:
-    """A passed validation of this many good nodes."""
+    """Return a passed validation of this many good nodes; ``more`` replaces fields."""
     passed = Validation(
         lab="red",
         profile="quick",
@@ -57,7 +59,7 @@ def validation(size: int = 2, **more: object) -> Validation:
 
 
 def failed() -> Validation:
-    """A failed validation with good and slow nodes, good and failing links, and steps of each kind."""
+    """Return a failed validation with bad nodes and links, steps of each kind and figures."""
     advice = "Check its cables, then re-run `labctl validate`."
     broken = "RuntimeError: <script>alert('worker-2')</script> & more"
     return validation(
@@ -103,17 +105,18 @@ def failed() -> Validation:
 
 
 def without_charts(page: str) -> str:
-    """Remove the charts, whose drawing depends on matplotlib's version."""
+    """Return the page with empty charts, whose drawing depends on matplotlib's version."""
     return re.sub(r"<svg .*?</svg>", "<svg></svg>", page, flags=re.DOTALL)
 
 
 def rows(page: str, heading: str) -> list[str]:
-    """List the row heads of the first table below a heading."""
+    """Return the row heads of the first table below a heading."""
     table = page.partition(f"<h2>{heading}</h2>")[2].partition("</table>")[0]
     return re.findall(r'<th scope="row">([^<]*)', table)
 
 
 def test_the_page_is_the_expected_one(request: pytest.FixtureRequest) -> None:
+    """Render the failed validation: equal to the golden page, without charts."""
     page = without_charts(html(failed()))
     if request.config.getoption("--update-golden"):
         GOLDEN.write_text(page, encoding="utf-8")
@@ -121,12 +124,14 @@ def test_the_page_is_the_expected_one(request: pytest.FixtureRequest) -> None:
 
 
 def test_the_same_validation_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Write a validation: the file equals what html() returns."""
     path = tmp_path / "validation.html"
     write(path, failed())
     assert path.read_text(encoding="utf-8") == html(failed())
 
 
 def test_what_machines_say_is_text() -> None:
+    """Put markup into every text of a validation: it is escaped, in charts too."""
     evil = "<script>\"'$x_1$&"
     page = html(
         validation(
@@ -150,18 +155,21 @@ def test_what_machines_say_is_text() -> None:
 
 
 def test_the_page_needs_no_network() -> None:
+    """Render the failed validation: no external address, script or image."""
     page = html(failed())
     assert re.findall(r"https?:|@import|<(?:script|link|img|iframe|object)\b|\bsrc=", page) == []
     assert re.findall(r"(?:href=\"|url\()(?!#|data:|\.\./\.\./runs/|checks/).{,40}", page) == []
 
 
 def test_every_id_is_used_once() -> None:
+    """Render 80 figures: every id is there once."""
     figures = [figure(f"worker-{number}", 99, place) for number in range(40) for place in ("in a node", "of all")]
     ids = re.findall(r' id="([^"]*)"', html(validation(figures=tuple(figures))))
     assert len(ids) == len(set(ids)) > 0
 
 
 def test_bad_nodes_and_links_come_first() -> None:
+    """Render nodes of all verdicts: failing, not reached, slow, unsure, then good; links alike."""
     verdicts: tuple[Health, ...] = ("good", "unsure", "slow", "not reached", "failing", "good")
     nodes = tuple(node(number, verdict) for number, verdict in enumerate(verdicts))
     assert rows(html(validation(nodes=nodes)), "Nodes") == [f"worker-{number}" for number in (4, 3, 2, 1, 0, 5)]
@@ -169,6 +177,7 @@ def test_bad_nodes_and_links_come_first() -> None:
 
 
 def test_runs_lead_to_their_logs_beside_the_page() -> None:
+    """Render nodes, links and steps with runs: links to their logs and folders; none without."""
     page = html(failed())
     log, files = "../../runs/20261120-141502/output.log", "../../runs/20261120-141502/"
     nodes, links, steps = (page.partition(f"<h2>{heading}</h2>")[2] for heading in ("Nodes", "Links", "Steps"))
@@ -179,6 +188,7 @@ def test_runs_lead_to_their_logs_beside_the_page() -> None:
 
 
 def test_nodes_of_equal_hardware_are_a_row() -> None:
+    """Render equal hardware: one row for its nodes; no section without hardware."""
     page = html(failed())
     assert rows(page, "Hardware") == ["worker-0 to worker-1", "worker-2"]
     table = page.partition("<h2>Hardware</h2>")[2].partition("</table>")[0]
@@ -189,18 +199,20 @@ def test_nodes_of_equal_hardware_are_a_row() -> None:
 
 
 def test_nodes_of_one_host_are_a_row_with_their_host() -> None:
+    """Render twelve nodes of one host: one row of hardware."""
     nodes = tuple(replace(node(number), host="local") for number in range(12))
     page = html(validation(nodes=nodes, hardware=(Hardware(host="local", cores=2),)))
     assert rows(page, "Hardware") == ["worker-0 to worker-11"]
 
 
 def between(page: str) -> list[list[str]]:
-    """Return the cells of the first table of nodes by nodes."""
+    """Return the cells of the page's first table of nodes by nodes."""
     table = page.partition('<table class="grid">')[2].partition("</table>")[0]
     return [re.findall(r"<t[hd][^>]*>([^<]*)", row) for row in table.split("<tr>")[1:]]
 
 
 def test_figures_of_links_are_a_table_of_nodes_by_nodes() -> None:
+    """Render bandwidths of links: a symmetric table of nodes by nodes."""
     assert between(html(failed())) == [
         ["", "worker-0", "worker-1", "worker-2"],
         ["worker-0", "-", "✕ 46.1", "✕ 21.3"],
@@ -210,6 +222,7 @@ def test_figures_of_links_are_a_table_of_nodes_by_nodes() -> None:
 
 
 def test_nodes_of_one_host_and_very_many_nodes_have_no_such_table() -> None:
+    """Render links of one host, or of more than 32 nodes: no such table."""
     link = figure("worker-0 - worker-1", 140, "bandwidth of links")
     alone = tuple(replace(node(number), host="local") for number in range(2))
     assert between(html(validation(figures=(link,), nodes=alone))) == []
@@ -218,6 +231,7 @@ def test_nodes_of_one_host_and_very_many_nodes_have_no_such_table() -> None:
 
 
 def test_many_good_nodes_are_counted_and_folded() -> None:
+    """Render 1000 nodes, one failing: the good ones are counted and folded."""
     page = html(validation(nodes=(*map(node, range(1, 1000)), node(0, "failing"))))
     assert "1,000 nodes:\n1 failing, 999 good." in page
     assert rows(page, "Nodes") == ["worker-0"]
@@ -225,6 +239,7 @@ def test_many_good_nodes_are_counted_and_folded() -> None:
 
 
 def test_the_same_advice_is_given_once_for_all_that_it_concerns() -> None:
+    """Render ten nodes with the same advice: given once, with eight names and "2 more"."""
     nodes = tuple(node(number, "slow", "Check its cables.") for number in range(10))
     step = StepResult(name="train", status="failed", seconds=1, advice="Train again.")
     page = html(validation(nodes=nodes, steps=(step,), verdict="FAIL"))
@@ -236,11 +251,13 @@ def test_the_same_advice_is_given_once_for_all_that_it_concerns() -> None:
 
 
 def test_nothing_is_to_be_done_about_a_cluster_that_passed() -> None:
+    """Render a passed validation: "Nothing." to do."""
     assert "<h2>What to do next</h2>\n<p>Nothing.</p>" in html(validation())
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
 def test_a_number_that_is_missing_is_no_figure_and_comes_first(value: float | None) -> None:
+    """Render a figure of None, NaN or infinity: "no figure", first in the chart."""
     page = html(validation(figures=(figure("worker-0", 98.06), replace(figure("worker-1", None), value=value))))
     assert "2 of 2 missed; no figure for 1; 98.06 GB/s" in page
     labels = re.findall(r"<text [^>]*>([^<]*)", page)
@@ -250,12 +267,14 @@ def test_a_number_that_is_missing_is_no_figure_and_comes_first(value: float | No
 
 
 def test_figures_without_any_number_have_no_chart() -> None:
+    """Render figures without a chartable number: a table, no chart."""
     page = html(validation(figures=(figure("worker-0", None), figure("", 140.0, "training"))))
     assert "<svg" not in page
     assert rows(page, "Figures and thresholds") == ["bus bandwidth", "training"]
 
 
 def test_of_times_the_longest_is_the_worst() -> None:
+    """Render latencies: the longest first in the chart."""
     times = (20.0, 31.5, 18.0)
     figures = tuple(
         Figure(step="latency", what="latency", node=f"worker-{number}", value=value, unit="µs", limit="<= 25 µs",
@@ -272,6 +291,7 @@ def test_of_times_the_longest_is_the_worst() -> None:
 
 @pytest.mark.parametrize(("size", "rows"), [(1, 1), (4, 4), (64, 13), (1000, 13)])
 def test_a_chart_names_the_worst_and_draws_the_others_in_one_row(size: int, rows: int) -> None:
+    """Render a chart of many nodes: the twelve worst, and one row for the others."""
     figures = [
         replace(figure, value=90 + number, passed=number > 30) for number, figure in enumerate(validation(size).figures)
     ]
@@ -284,6 +304,7 @@ def test_a_chart_names_the_worst_and_draws_the_others_in_one_row(size: int, rows
 
 @pytest.mark.parametrize(("size", "kib"), [(64, 200), (1000, 1024)])
 def test_a_page_stays_small(size: int, kib: int) -> None:
+    """Render 64 or 1000 nodes with six figures each: below the size in KiB."""
     kinds = (
         "matrix multiply",
         "memory bandwidth",
@@ -300,6 +321,7 @@ def test_a_page_stays_small(size: int, kib: int) -> None:
 
 
 def test_a_validation_without_loads_is_read_and_one_with_them_as_written() -> None:
+    """Convert a validation with and without loads from JSON: as written, or empty."""
     measured = Measured(cores=2, used=1.9, runnable=6, step="matmul", when="before", host="red0")
     document = to_json(validation(loads=(measured,)))
     assert msgspec.convert(document, Validation).loads == (measured,)
