@@ -644,7 +644,7 @@ def test_from_outside_any_lab_no_lab_is_entered(
 def test_the_lab_is_that_of_the_nearest_directory_upwards(
     labctl: Labctl, nodes: Nodes, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run exec, shell, jupyter and logs below a lab: that lab is used, though a .env without its keys lies between."""
+    """Run exec, shell, jupyter and logs below a lab: that lab is used; a .env without its keys is passed over."""
     (labctl.directory / "workloads/.env").write_text("OTHER=1\n")
     monkeypatch.chdir(labctl.directory / "workloads/hello")
     labctl(*arguments)

@@ -22,6 +22,7 @@ from labctl.workloads import loader
 
 @pytest.fixture
 def of(tmp_path: Path) -> Lab:
+    """Create a clone's folder; return a lab that mounts it."""
     (tmp_path / "clone").mkdir()
     mounts = (Mount(source=str(tmp_path / "clone"), target="/workspace/DeepSpeedExamples"),)
     return lab(directory=tmp_path / "lab", mounts=mounts)
@@ -36,14 +37,17 @@ def write(folder: Path, *names: str) -> Path:
 
 
 def script(of: Lab, path: Path) -> Code:
+    """Return the Code that is copied for this script."""
     return code.choose(of, workload(script=str(path)))[1]
 
 
 def names(of: Code) -> set[str]:
+    """Return the names of the copied files."""
     return {copy.name for copy in of.copies}
 
 
 def test_a_workloads_folder_is_copied_whole_but_for_compiled_python(of: Lab, tmp_path: Path) -> None:
+    """Choose a workload's folder: all files to work/, but __pycache__ and .git."""
     write(tmp_path / "hello", "hello.py", "lib/util.py", ".deepspeed_env", "__pycache__/hello.pyc", ".git/config")
     placed, chosen = code.choose(of, workload(directory=tmp_path / "hello", script="hello.py"))
     assert placed.script == "hello.py"
@@ -53,12 +57,14 @@ def test_a_workloads_folder_is_copied_whole_but_for_compiled_python(of: Lab, tmp
 
 
 def test_a_script_brings_what_lies_beside_and_below_it(of: Lab, tmp_path: Path) -> None:
+    """Choose a script: files beside and below it, but .env and .venv."""
     path = write(tmp_path / "mine", "train.py", "util.py", "conf/small.json", ".env", ".venv/lib/x.py")
     placed, chosen = code.choose(of, workload(script=str(path)))
     assert (placed.script, names(chosen)) == ("train.py", {"train.py", "util.py", "conf/small.json"})
 
 
 def test_of_a_repository_come_the_files_that_it_does_not_ignore(of: Lab, tmp_path: Path) -> None:
+    """Choose a script in a git repository: tracked and new files, not ignored or removed ones; the remark names those."""
     mine = tmp_path / "mine"
     path = write(mine, "train.py", "util.py", "new.py", "data/big.bin", ".gitignore", "gone.py")
     (mine / ".gitignore").write_text("data/\n")
@@ -76,6 +82,7 @@ def test_of_a_repository_come_the_files_that_it_does_not_ignore(of: Lab, tmp_pat
 
 @pytest.mark.parametrize("now", ["file", "outside", "inside", "gone"])
 def test_what_git_lists_of_a_folder_that_is_none_any_more_does_not_come(of: Lab, tmp_path: Path, now: str) -> None:
+    """Replace a tracked folder by a file, a link or nothing: it is copied only if it stays inside."""
     mine = tmp_path / "mine"
     path = write(mine, "train.py", "data/x", "data/deep/y", "other/x")
     write(tmp_path / "big", "x")
@@ -93,6 +100,7 @@ def test_what_git_lists_of_a_folder_that_is_none_any_more_does_not_come(of: Lab,
 
 
 def test_names_that_are_not_utf_8_come_too(of: Lab, tmp_path: Path) -> None:
+    """Choose a repository with a file name that is not UTF-8: it is copied."""
     mine, name = tmp_path / "mine", os.fsdecode(b"caf\xe9.txt")
     path = write(mine, "train.py")
     (mine / name).touch()
@@ -105,6 +113,7 @@ def test_names_that_are_not_utf_8_come_too(of: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_git", [True, False])
 def test_the_copy_of_an_earlier_run_can_be_run_again(of: Lab, in_git: bool) -> None:
+    """Choose a script in the copy of an earlier run, below the ignored runs/: it and its files are copied."""
     path = write(of.directory, "runs/r1/work/train.py", "runs/r1/work/util.py", ".env", ".gitignore")
     (of.directory / ".env").write_text("LAB_NAME=demo\n")
     (of.directory / ".gitignore").write_text("runs/\n")
@@ -114,6 +123,7 @@ def test_the_copy_of_an_earlier_run_can_be_run_again(of: Lab, in_git: bool) -> N
 
 
 def test_a_script_of_any_size_comes(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose a script above the size limit: it is copied, another file above it is not."""
     monkeypatch.setattr(code, "LARGEST", 100)
     monkeypatch.setattr(code, "MOST_BYTES", 200)
     path = write(tmp_path / "mine", "train", "small", "big")
@@ -127,6 +137,7 @@ def test_a_script_of_any_size_comes(of: Lab, tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_script_that_cannot_be_copied_is_an_error(of: Lab, tmp_path: Path) -> None:
+    """Choose a script named .netrc: ConfigError, as it may contain passwords."""
     path = write(tmp_path / "mine", ".netrc")
     path.chmod(0o755)
     with pytest.raises(ConfigError, match=r"\.netrc cannot be copied into the run: may contain passwords"):
@@ -134,6 +145,7 @@ def test_a_script_that_cannot_be_copied_is_an_error(of: Lab, tmp_path: Path) -> 
 
 
 def test_a_script_that_its_repository_ignores_comes_all_the_same(of: Lab, tmp_path: Path) -> None:
+    """Choose a script that git ignores: it is copied."""
     path = write(tmp_path / "mine", "train.py", ".gitignore")
     (tmp_path / "mine/.gitignore").write_text("*.py\n")
     subprocess.run(["git", "init", "-q", tmp_path / "mine"], check=True)
@@ -141,6 +153,7 @@ def test_a_script_that_its_repository_ignores_comes_all_the_same(of: Lab, tmp_pa
 
 
 def test_a_repositorys_own_programs_are_not_started(of: Lab, tmp_path: Path) -> None:
+    """Configure core.fsmonitor in the repository: labctl lists the files without running it."""
     mine = tmp_path / "mine"
     path = write(mine, "train.py", "monitor")
     (mine / "monitor").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
@@ -152,6 +165,7 @@ def test_a_repositorys_own_programs_are_not_started(of: Lab, tmp_path: Path) -> 
 
 
 def test_what_labctl_keeps_in_the_lab_directory_stays_there(of: Lab) -> None:
+    """Choose a script in the lab directory: .env, .lab, runs and .devcontainer are not copied, even if tracked."""
     kept = (".env", ".lab/nodes/worker-0/secrets/HF_TOKEN", "runs/r1/output.log", ".devcontainer/devcontainer.json")
     path = write(of.directory, "train.py", "util.py", *kept)
     assert names(script(of, path)) == {"train.py", "util.py"}
@@ -161,6 +175,7 @@ def test_what_labctl_keeps_in_the_lab_directory_stays_there(of: Lab) -> None:
 
 
 def test_what_other_labs_keep_stays_there_and_so_do_passwords(of: Lab, tmp_path: Path) -> None:
+    """Choose a repository with another lab in it: its .env, .lab and runs, and .netrc, are not copied."""
     mine = tmp_path / "mine"
     kept = ("other/.env", "other/.lab/nodes/worker-0/ssh/id_ed25519", "other/runs/r1/output.log")
     path = write(mine, "train.py", "other/hostfiles/two", "runs/plan.py", ".netrc", *kept)
@@ -185,6 +200,7 @@ def test_what_other_labs_keep_stays_there_and_so_do_passwords(of: Lab, tmp_path:
 def test_where_git_fails_what_it_ignores_is_not_copied(
     of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, hint: str
 ) -> None:
+    """Let git fail: ConfigError with a command to mend it, and nothing is copied."""
     path = write(tmp_path / "mine", "train.py", ".git/HEAD", "secret.key")
     failed = CompletedProcess(("git",), 128, "", message)
     monkeypatch.setattr(process, "run", lambda *_, **__: failed)
@@ -194,6 +210,7 @@ def test_where_git_fails_what_it_ignores_is_not_copied(
 
 
 def test_a_folder_that_its_repository_ignores_as_a_whole_is_copied(of: Lab, tmp_path: Path) -> None:
+    """Choose a script in a folder that git ignores: that folder is copied whole."""
     path = write(tmp_path / "mine", "scratch/train.py", "scratch/util.py", ".gitignore")
     (tmp_path / "mine/.gitignore").write_text("scratch/\n")
     subprocess.run(["git", "init", "-q", tmp_path / "mine"], check=True)
@@ -203,6 +220,7 @@ def test_a_folder_that_its_repository_ignores_as_a_whole_is_copied(of: Lab, tmp_
 
 
 def test_a_folder_of_many_folders_is_copied_with_few_descriptors(of: Lab, tmp_path: Path) -> None:
+    """Copy 200 folders with few file descriptors left: all are there."""
     path = write(tmp_path / "mine", "train.py", *(f"part-{number}/x/data.json" for number in range(200)))
     copies = script(of, path).copies
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -216,6 +234,7 @@ def test_a_folder_of_many_folders_is_copied_with_few_descriptors(of: Lab, tmp_pa
 
 
 def test_big_files_and_links_that_lead_out_are_left_out_by_name(of: Lab, tmp_path: Path) -> None:
+    """Choose a folder with large files, FIFOs and links that lead out: left out and named in the remark."""
     mine = tmp_path / "mine"
     path = write(mine, "train.py", "a/b.py")
     (mine / "data").symlink_to("/data")
@@ -236,6 +255,7 @@ def test_big_files_and_links_that_lead_out_are_left_out_by_name(of: Lab, tmp_pat
 def test_a_folder_with_too_much_in_it_is_refused_with_its_largest_folders(
     of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Choose a folder above the limit of files: ConfigError with counts and its largest folders."""
     monkeypatch.setattr(code, "MOST_FILES", 3)
     path = write(tmp_path / "mine", "train.py", "a/1", "b/1", "b/2", "b/3", "c/1", "c/2", "d/1")
     with pytest.raises(ConfigError) as caught:
@@ -250,6 +270,7 @@ def test_a_folder_with_too_much_in_it_is_refused_with_its_largest_folders(
 
 
 def test_gitignore_is_advised_in_a_repository(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose a repository above the limit: the hint names .gitignore."""
     monkeypatch.setattr(code, "MOST_FILES", 1)
     path = write(tmp_path / "mine", "train.py", "util.py")
     subprocess.run(["git", "init", "-q", path.parent], check=True)
@@ -259,6 +280,7 @@ def test_gitignore_is_advised_in_a_repository(of: Lab, tmp_path: Path, monkeypat
 
 
 def test_a_submodule_that_is_not_checked_out_is_told_so_and_a_clone_inside_is_left_out(of: Lab, tmp_path: Path) -> None:
+    """Choose a repository with an empty submodule and a clone in it: both are named in the remark."""
     root = tmp_path / "mine"
     path = write(root, "train.py")
     subprocess.run(["git", "init", "-q", root], check=True)
@@ -274,6 +296,7 @@ def test_a_submodule_that_is_not_checked_out_is_told_so_and_a_clone_inside_is_le
 
 
 def test_of_the_home_directory_the_script_alone_comes(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose a script in the home directory: it alone is copied, and the remark says why."""
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     chosen = script(of, write(tmp_path / "me", "train.py", "photos/cat.jpg"))
     assert names(chosen) == {"train.py"}
@@ -283,6 +306,7 @@ def test_of_the_home_directory_the_script_alone_comes(of: Lab, tmp_path: Path, m
 def test_a_project_is_copied_under_its_own_name_and_its_script_is_relative_to_where_ranks_start(
     of: Lab, tmp_path: Path
 ) -> None:
+    """Choose a script of a project: files go to work/<project>, the script is relative to the start folder."""
     root = tmp_path / "mine"
     path = write(root, "src/train.py", "configs/a.yaml", "pkg/__init__.py")
     for start, relative in ((".", "src/train.py"), ("src", "train.py"), ("configs", "../src/train.py")):
@@ -293,6 +317,7 @@ def test_a_project_is_copied_under_its_own_name_and_its_script_is_relative_to_wh
 
 
 def test_a_module_or_command_brings_its_project_too(of: Lab, tmp_path: Path) -> None:
+    """Choose a module or command: its project is copied; nothing without a project."""
     write(tmp_path / "mine", "pkg/train.py")
     placed, chosen = code.choose(of, workload(script="", module="pkg.train", project=Project(root=tmp_path / "mine")))
     assert (placed.script, names(chosen)) == ("", {"pkg/train.py"})
@@ -300,6 +325,7 @@ def test_a_module_or_command_brings_its_project_too(of: Lab, tmp_path: Path) -> 
 
 
 def test_a_repository_brings_its_submodules_and_what_differs_from_its_commit(of: Lab, tmp_path: Path) -> None:
+    """Choose a changed repository with a submodule: its files too, and project.diff; no diff of a part."""
     other, root = tmp_path / "other", tmp_path / "mine"
     write(other, "lib.py")
     path = write(root, "train.py", "notes.txt")
@@ -323,6 +349,7 @@ def test_a_repository_brings_its_submodules_and_what_differs_from_its_commit(of:
 
 @pytest.mark.parametrize("at", ["clone", "link-to-clone"])
 def test_a_link_that_a_container_planted_copies_nothing_of_the_host(of: Lab, tmp_path: Path, at: str) -> None:
+    """Plant a link to a host's file in the mounted clone: ConfigError."""
     (tmp_path / "link-to-clone").symlink_to("clone")
     (tmp_path / ".netrc").write_text("password canary")
     (tmp_path / "clone/train.py").symlink_to(tmp_path / ".netrc")
@@ -333,6 +360,7 @@ def test_a_link_that_a_container_planted_copies_nothing_of_the_host(of: Lab, tmp
 
 
 def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(of: Lab, tmp_path: Path) -> None:
+    """Replace a chosen folder by a link before the copy: HostError, and nothing is read through it."""
     write(tmp_path / "keys", "id_ed25519")
     chosen = script(of, write(tmp_path / "mine", "train.py", "ssh/id_ed25519"))
     (tmp_path / "mine/ssh/id_ed25519").unlink()
@@ -344,6 +372,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(of: Lab, tmp_pat
 
 
 def test_the_copy_has_the_same_bytes_and_modes_and_may_be_written(of: Lab, tmp_path: Path) -> None:
+    """Copy a project: bytes, links and execute bits are kept, copies are writable and independent."""
     mine = tmp_path / "mine"
     path = write(mine, "train.py", "sub/tool")
     (mine / "sub/tool").write_bytes(bytes(range(256)) * 1000)
@@ -359,6 +388,7 @@ def test_the_copy_has_the_same_bytes_and_modes_and_may_be_written(of: Lab, tmp_p
 
 
 def test_a_script_that_nothing_could_start_is_refused(of: Lab, tmp_path: Path) -> None:
+    """Choose a text file without execute permission: ConfigError with chmod +x."""
     (tmp_path / "notes.txt").touch(mode=0o644)
     with pytest.raises(ConfigError, match="neither Python nor executable") as caught:
         script(of, tmp_path / "notes.txt")
@@ -366,11 +396,13 @@ def test_a_script_that_nothing_could_start_is_refused(of: Lab, tmp_path: Path) -
 
 
 def test_a_script_that_is_not_there_is_refused(of: Lab, tmp_path: Path) -> None:
+    """Choose a missing script: ConfigError."""
     with pytest.raises(ConfigError, match="script not found"):
         script(of, tmp_path / "gone.py")
 
 
 def test_a_declared_script_may_be_a_clones(of: Lab, tmp_path: Path) -> None:
+    """Declare a workload whose script is in the mounted clone: its folder is copied."""
     path = write(tmp_path / "clone", "cifar/train.py", "cifar/model.py")
     declared = loader.load(declare(tmp_path, path), "mine", ("torchrun",))
     inputs.require_mounted(of, declared)
@@ -379,7 +411,7 @@ def test_a_declared_script_may_be_a_clones(of: Lab, tmp_path: Path) -> None:
 
 
 def test_a_declared_script_that_containers_do_not_see_is_refused(of: Lab, tmp_path: Path) -> None:
-    """Refuse the path: declarations may be other people's, and the named files would be copied to the ranks."""
+    """Declare a workload whose script is not mounted: ConfigError with --script."""
     path = write(tmp_path, "private/keys.py")
     with pytest.raises(ConfigError, match="is not in a folder that the lab mounts") as caught:
         inputs.require_mounted(of, loader.load(declare(tmp_path, path), "mine", ("torchrun",)))
@@ -387,7 +419,7 @@ def test_a_declared_script_that_containers_do_not_see_is_refused(of: Lab, tmp_pa
 
 
 def declare(folder: Path, script: Path) -> Path:
-    """Write a folder of workloads with one, `mine`, whose script is elsewhere; return the folder."""
+    """Write workloads/mine with this script elsewhere; return the folder of workloads."""
     text = f"description: a clone's\nlauncher: torchrun\nscript: {script}\ntimeout: 30s\n"
     (folder / "workloads/mine").mkdir(parents=True)
     (folder / "workloads/mine/workload.yml").write_text(text)
@@ -395,6 +427,7 @@ def declare(folder: Path, script: Path) -> Path:
 
 
 def test_a_misspelt_script_is_told_the_nearest_and_a_folder_is_told_so(of: Lab, tmp_path: Path) -> None:
+    """Choose a misspelt script or a folder: ConfigError with the nearest name, or "is a directory"."""
     write(tmp_path / "mine", "train.py", "model.py")
     with pytest.raises(ConfigError, match="script not found") as caught:
         script(of, tmp_path / "mine/trian.py")
@@ -404,6 +437,7 @@ def test_a_misspelt_script_is_told_the_nearest_and_a_folder_is_told_so(of: Lab, 
 
 
 def test_a_workloads_folder_may_be_a_link(of: Lab, tmp_path: Path) -> None:
+    """Choose a workload whose folder is a link: its files are copied."""
     write(tmp_path / "mine", "train.py")
     (tmp_path / "linked").symlink_to(tmp_path / "mine")
     copies = code.choose(of, workload(directory=tmp_path / "linked", script="train.py"))[1].copies

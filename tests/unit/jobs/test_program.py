@@ -34,6 +34,7 @@ RUN = ("python3", "-m", "torch.distributed.run")
 def test_a_program_is_started_as_is_usual_for_it_or_as_it_is_said(
     options: RunOptions, launcher: str, words: tuple[str, ...]
 ) -> None:
+    """Choose a launcher for a script, module or command: by its kind, or as --per and --launcher say."""
     workload = program.of(options)
     assert (workload.launcher, workload.program) == (launcher, words)
 
@@ -47,10 +48,12 @@ def test_a_program_is_started_as_is_usual_for_it_or_as_it_is_said(
     ],
 )
 def test_a_program_is_named_as_it_was_given(options: RunOptions, name: str, text: str) -> None:
+    """Name a script, module or command: a label, and the options as they were typed."""
     assert (program.of(options).name, program.of(options).declared) == (name, text)
 
 
 def test_it_is_said_if_a_program_is_not_started_for_each_rank() -> None:
+    """Ask for remarks: on programs that start ranks themselves, and on commands without a project."""
     assert next(program.remarks(RunOptions(command=("torchrun", "a.py")))) == (
         "-- torchrun a.py: it starts its ranks itself, so it runs once on each node; --per-rank starts it for each rank"
     )
@@ -74,5 +77,6 @@ def test_it_is_said_if_a_program_is_not_started_for_each_rank() -> None:
     ],
 )
 def test_what_does_not_fit_together_is_refused(options: RunOptions, message: str) -> None:
+    """Give options that contradict each other: ConfigError."""
     with pytest.raises(ConfigError, match=message):
         program.of(options)

@@ -22,6 +22,7 @@ LOST = "worker-1 (rank 1): container exited"
 
 @pytest.fixture
 def of(tmp_path: Path) -> Lab:
+    """Return a lab at tmp_path."""
     return lab(directory=tmp_path)
 
 
@@ -55,11 +56,13 @@ def second(of: Lab, first: Result, resume: Resume | None = None, resumed: str = 
 
 
 def cause_of(of: Lab, attempt: Job, reached: str, cause: Cause = "rank-crashed", message: str = KILLED) -> str | None:
+    """Return the cause of the second attempt after comparing it with the first."""
     verdict, _ = attempts.compared(of.directory, attempt, error(cause, message), reached)
     return verdict.cause
 
 
 def saved(of: Lab, *paths: str) -> None:
+    """Create empty checkpoint files below runs/."""
     for path in paths:
         place = of.directory / "runs" / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -67,6 +70,7 @@ def saved(of: Lab, *paths: str) -> None:
 
 
 def test_two_attempts_that_end_at_the_same_step_make_no_progress(of: Lab) -> None:
+    """End two attempts at the same step: ERROR, cause no-progress, exit code 7, outlook "does not"."""
     attempt = second(of, result("r1", reached="step 12 of 40"))
     verdict, found = attempts.compared(of.directory, attempt, error("rank-crashed", KILLED), "step 12 of 40")
     ended = "runs r1 and r2 ended at step 12 of 40, without a newer checkpoint"
@@ -79,10 +83,12 @@ def test_two_attempts_that_end_at_the_same_step_make_no_progress(of: Lab) -> Non
     ("before", "now"), [("step 12 of 40", "step 13 of 40"), ("", "step 1"), ("step 1", ""), ("epoch 1", "step 1")]
 )
 def test_attempts_that_end_at_different_steps_go_on(of: Lab, before: str, now: str) -> None:
+    """End two attempts at different or unknown steps: the cause stays rank-crashed."""
     assert cause_of(of, second(of, result("r1", reached=before)), now) == "rank-crashed"
 
 
 def test_the_first_attempt_is_compared_with_none(of: Lab) -> None:
+    """Compare a job that is no retry: the cause stays."""
     assert cause_of(of, job(of), "step 12") == "rank-crashed"
 
 
@@ -94,12 +100,14 @@ def test_the_first_attempt_is_compared_with_none(of: Lab) -> None:
     ],
 )
 def test_without_steps_the_words_tell_but_for_their_numbers(of: Lab, words: str, cause: str) -> None:
+    """End two attempts without steps: no-progress if the messages differ only in numbers."""
     ended = "rank 1 on worker-1 exited with code 1: fatal: "
     attempt = second(of, result("r1", message=f"{ended}segfault at 0x7f11 in thread 12"))
     assert cause_of(of, attempt, "", message=f"{ended}{words}") == cause
 
 
 def test_a_node_that_is_lost_again_says_nothing_of_where_the_program_was(of: Lab) -> None:
+    """Lose a node twice: node-lost without steps, no-progress at the same step."""
     attempt = second(of, result("r1", "node-lost", LOST))
     assert cause_of(of, attempt, "", "node-lost", LOST) == "node-lost"
     attempt = second(of, result("r3", "node-lost", LOST, "step 3"))
@@ -115,6 +123,7 @@ def test_a_node_that_is_lost_again_says_nothing_of_where_the_program_was(of: Lab
     ],
 )
 def test_what_is_not_tried_again_keeps_its_own_cause(of: Lab, cause: Cause, message: str) -> None:
+    """End twice with a cause that is not retried: it stays."""
     assert cause_of(of, second(of, result("r1", reached="step 3")), "step 3", cause, message) == cause
 
 
@@ -131,12 +140,14 @@ def test_what_is_not_tried_again_keeps_its_own_cause(of: Lab, cause: Cause, mess
     ],
 )
 def test_a_newer_checkpoint_is_progress(of: Lab, pattern: str, resumed: str, own: tuple[str, ...], cause: str) -> None:
+    """Save a checkpoint in the second attempt: newer than the resumed one, it is progress."""
     attempt = second(of, result("r1", reached="step 3"), Resume("--resume", pattern), resumed)
     saved(of, *own)
     assert cause_of(of, attempt, "step 3") == cause
 
 
 def test_checkpoints_that_nothing_resumes_are_no_progress(of: Lab) -> None:
+    """Save checkpoints of a workload that does not resume: no-progress."""
     attempt = second(of, result("r1", reached="step 3"))
     saved(of, "r2/ckpt/9.pt")
     assert cause_of(of, attempt, "step 3") == "no-progress"
@@ -157,6 +168,7 @@ def test_checkpoints_that_nothing_resumes_are_no_progress(of: Lab) -> None:
     ],
 )
 def test_another_attempt_is_due_where_it_may_help(ended: Result, retries: int, *, due: bool) -> None:
+    """Ask if another attempt is due: only with retries left and a cause that may go away."""
     assert attempts.is_due(ended, RunOptions(retries=retries)) is due
 
 
@@ -169,6 +181,7 @@ def told(ended: Result, options: RunOptions) -> list[str]:
 
 
 def test_why_a_run_is_not_started_again_is_said_where_retries_are_left() -> None:
+    """Tell why a run is not retried: one notice if retries are left, none without or after a retry."""
     ended = result("r1", message="rank 1 on a exited with code 1: ModuleNotFoundError: No module named 'x'")
     said = "run r1 is not started again: trying again does not help: ModuleNotFoundError: No module named 'x'"
     assert told(ended, RunOptions(retries=2)) == [said]

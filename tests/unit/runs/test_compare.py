@@ -21,6 +21,7 @@ class Lab:
         self.directory, self._numbers = directory, count()
 
     def run(self, throughput: float | None = 10.0, **changes: Any) -> RecordedRun:
+        """Write the record of a run with this throughput; return it as read for comparing."""
         run_id = f"20261125-2036{next(self._numbers):02}-opt-tiny-0d07"
         records.write(self.directory, run_id, throughput=throughput, **changes)
         result = store.read_result(self.directory, run_id)
@@ -30,10 +31,12 @@ class Lab:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
+    """Return a Lab at tmp_path."""
     return Lab(tmp_path)
 
 
 def effect(compared: Comparison, metric: str = "throughput") -> Effect:
+    """Return the one effect on this metric."""
     (single,) = (candidate for candidate in compared.effects if candidate.metric == metric)
     return single
 
@@ -46,10 +49,12 @@ TOO_FEW = "too few to tell; `labctl run opt-tiny --repeat 5`"
 
 
 def changes(compared: Comparison, metric: str = "throughput") -> dict[str, float | None]:
+    """Return each column's change of this metric."""
     return {column.name: column.metrics[metric].change for column in compared.columns}
 
 
 def test_runs_that_differ_in_nothing_are_one_group_though_their_ids_are_in_their_arguments(lab: Lab) -> None:
+    """Compare three equal runs: one group and one column, no differences, and the usual spread."""
     compared = compare([lab.run(24.8), lab.run(25.2), lab.run(25.0)])
     (group,) = compared.groups
     assert len(group.runs) == 3
@@ -59,6 +64,7 @@ def test_runs_that_differ_in_nothing_are_one_group_though_their_ids_are_in_their
 
 
 def test_two_runs_with_the_same_settings_have_a_column_each_and_are_too_few_to_tell(lab: Lab) -> None:
+    """Compare two runs with the same settings: a column each, no judgement, "2 runs are too few"."""
     runs = [lab.run(24.0), lab.run(18.0)]
     compared = compare(runs)
     assert len(compared.groups) == 1
@@ -68,6 +74,7 @@ def test_two_runs_with_the_same_settings_have_a_column_each_and_are_too_few_to_t
 
 
 def test_two_runs_with_other_settings_have_a_column_each_and_are_too_few_to_tell(lab: Lab) -> None:
+    """Compare two runs with other settings: a column each, no judgement, "1 run each is too few"."""
     compared = compare([lab.run(24.0, arguments=MICRO_4), lab.run(12.0, arguments=MICRO_1)])
     assert changes(compared) == {"A": None, "B": -0.5}
     assert in_words(effect(compared)) == "throughput: 50 % slower"
@@ -76,6 +83,7 @@ def test_two_runs_with_other_settings_have_a_column_each_and_are_too_few_to_tell
 
 
 def test_groups_have_a_column_each_with_their_mean_and_are_judged_by_the_spread_within_them(lab: Lab) -> None:
+    """Compare groups of three and two runs: mean of each, and the effect is judged by their spread."""
     fast = [lab.run(figure, arguments=MICRO_4) for figure in (24.8, 24.9, 24.7)]
     slow = [lab.run(figure, arguments=MICRO_1) for figure in (11.2, 11.3)]
     compared = compare([fast[0], slow[0], *fast[1:], *slow[1:]])
@@ -88,18 +96,21 @@ def test_groups_have_a_column_each_with_their_mean_and_are_judged_by_the_spread_
 
 
 def test_a_difference_that_runs_with_the_same_settings_have_too_is_no_more_than_usual(lab: Lab) -> None:
+    """Compare groups that overlap: "within noise"."""
     a = [lab.run(figure, arguments=MICRO_4) for figure in (24.0, 26.0, 25.0)]
     b = [lab.run(figure, arguments=MICRO_1) for figure in (25.0, 24.5, 26.2)]
     assert effect(compare([*a, *b])).verdict == "within noise"
 
 
 def test_repeats_on_one_side_tell_what_is_usual_on_the_other(lab: Lab) -> None:
+    """Compare three runs with one: judged by the spread of the three."""
     a = [lab.run(figure, arguments=MICRO_4) for figure in (24.0, 26.0, 25.0)]
     assert effect(compare([*a, lab.run(27.0, arguments=MICRO_1)])).verdict == "within noise"
     assert effect(compare([*a, lab.run(50.0, arguments=MICRO_1)])).verdict == "more than noise"
 
 
 def test_groups_of_two_runs_are_too_few_to_tell_however_near_these_are(lab: Lab) -> None:
+    """Compare two groups of two runs: no judgement."""
     a = [lab.run(figure, arguments=MICRO_4) for figure in (24.0, 24.1)]
     b = [lab.run(figure, arguments=MICRO_1) for figure in (11.0, 11.1)]
     compared = compare([*a, *b])
@@ -108,29 +119,34 @@ def test_groups_of_two_runs_are_too_few_to_tell_however_near_these_are(lab: Lab)
 
 
 def test_each_of_three_groups_is_compared_with_the_first(lab: Lab) -> None:
+    """Compare three groups: the second and third against the first."""
     compared = compare([lab.run(10.0 + batch, arguments=("--micro-batch", str(batch))) for batch in (0, 1, 2)])
     assert changes(compared) == {"A": None, "B": 0.1, "C": 0.2}
     assert [(one.group, one.against) for one in compared.effects] == [("B", "A"), ("C", "A")]
 
 
 def test_the_command_that_tells_names_the_script_of_a_run_without_a_workload(lab: Lab) -> None:
+    """Compare runs of a script: the suggested command has --script."""
     request = {"workload": "", "options": {"script": "/data/own.py"}}
     runs = [lab.run(figure, request=request) for figure in (20.0, 10.0)]
     assert "`labctl run --script /data/own.py --repeat 5`" in compare(runs).conclusion
 
 
 def test_a_loss_is_compared_by_its_end(lab: Lab) -> None:
+    """Compare losses: by their last values."""
     falling = [8 - step / 25 for step in range(100)]
     a, b = (lab.run(losses=[value + shift for value in falling], code=str(shift)) for shift in (0, 0.5))
     assert in_words(effect(compare([a, b]), "loss")) == "loss at the end: 12.4 % higher"
 
 
 def test_a_run_without_the_figure_is_compared_as_having_none(lab: Lab) -> None:
+    """Compare with a run without the metric: "none against 20 samples/s"."""
     failed = lab.run(None, verdict="ERROR", cause="rank-crashed", exit_code=4, code="raise")
     assert in_words(effect(compare([lab.run(20.0), failed]))) == "throughput: none against 20 samples/s"
 
 
 def test_every_kind_of_difference_is_named(lab: Lab) -> None:
+    """Compare runs that differ in option, setting, note, image, driver and file: each is named with both values."""
     a = lab.run()
     b = lab.run(
         settings={**records.SETTINGS, "LAB_SHM_SIZE": "16g"},
@@ -154,6 +170,7 @@ def test_every_kind_of_difference_is_named(lab: Lab) -> None:
 
 
 def test_the_value_of_an_option_that_sounds_secret_is_not_told(lab: Lab) -> None:
+    """Compare runs with other --api-key: the difference is named, the values are redacted."""
     (difference,) = compare(
         [lab.run(arguments=("--api-key", "one")), lab.run(arguments=("--api-key", "two"))]
     ).differences
@@ -161,6 +178,7 @@ def test_the_value_of_an_option_that_sounds_secret_is_not_told(lab: Lab) -> None
 
 
 def test_what_falls_below_zero_is_lower(lab: Lab) -> None:
+    """Compare -2 with -3: the change is -0.5."""
     change = effect(compare([lab.run(-2.0), lab.run(-3.0, arguments=MICRO_1)]))
     assert change.change == pytest.approx(-0.5)
 
@@ -170,7 +188,10 @@ COMMIT = "d90b2f69" * 5
 
 
 def test_packages_driver_clones_and_images_are_what_differs_and_which_device_is_not(lab: Lab) -> None:
+    """Compare versions: driver, package, image on a host and clone differ; device UUIDs are not compared."""
+
     def origin(driver: str, uuid: str, torch: str, image: str, dirty: bool) -> dict[str, Any]:
+        """Return the versions of a run with these driver, device, package, image and clone."""
         return {
             "image_id": "sha256:1111",
             "images": {"gpu-a": "sha256:1111", "gpu-b": image},
@@ -193,10 +214,12 @@ def test_packages_driver_clones_and_images_are_what_differs_and_which_device_is_
 
 
 def test_packages_are_not_compared_with_a_record_that_has_none(lab: Lab) -> None:
+    """Compare with a record without packages: one group."""
     assert len(compare([lab.run(), lab.run(versions={"packages": {"torch": "2.13.0"}})]).groups) == 1
 
 
 def test_an_earlier_record_without_series_or_settings_is_compared_by_what_it_has(tmp_path: Path, lab: Lab) -> None:
+    """Compare with a record of result.json alone: the metric is compared."""
     a = lab.run(20.0)
     path = records.write(tmp_path, "20250101-000000-opt-tiny-0000", throughput=10.0)
     for name in ("metrics.jsonl", "settings.json", "versions.json", "job.json"):

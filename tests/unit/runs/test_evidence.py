@@ -47,7 +47,7 @@ worker-0: labctl: rank 0 on worker-0 exited with code 1
 
 @pytest.fixture
 def of(tmp_path: Path) -> Lab:
-    """A lab with the record of a run that failed."""
+    """Write the record of a failed run with secrets in logs, job.json and settings; return its lab."""
     made = replace(lab(), directory=tmp_path, hidden=(Secret("hf_canary"),))
     path = store.directory(tmp_path, RUN)
     (path / "ranks").mkdir(parents=True)
@@ -78,6 +78,7 @@ def unpacked(of: Lab, result: Result = FAILED, engine: FakeBackend | None = None
 
 
 def test_what_failed_first_and_the_lines_that_show_it_come_first(of: Lab) -> None:
+    """Read evidence.txt, the first member: cause, retry, first failure, and the lines with times."""
     name, text = next(iter(unpacked(of).items()))
     assert name == "evidence.txt"
     assert "cause: rank 1 on worker-1 exited with code 3: ValueError: no such data" in text
@@ -87,12 +88,14 @@ def test_what_failed_first_and_the_lines_that_show_it_come_first(of: Lab) -> Non
 
 
 def test_of_each_rank_there_are_its_last_lines(of: Lab) -> None:
+    """Read a rank's log in the archive: its last 200 lines, secrets redacted."""
     lines = unpacked(of)["ranks/rank-1.log"].splitlines()
     assert (len(lines), lines[0]) == (200, "line 102")
     assert lines[-2:] == ["token [REDACTED], key [REDACTED]", "option [REDACTED]"]
 
 
 def test_no_secret_is_in_it_by_value_or_by_name(of: Lab) -> None:
+    """Read all members: no secret, and redacted values in job.json by name of variable or option."""
     texts = unpacked(of)
     assert "canary" not in "".join(texts.values())
     job = json.loads(texts["job.json"])
@@ -102,16 +105,18 @@ def test_no_secret_is_in_it_by_value_or_by_name(of: Lab) -> None:
 
 
 def test_a_run_that_passed_has_none(of: Lab) -> None:
+    """Write evidence of a PASS: no archive."""
     assert unpacked(of, replace(FAILED, verdict="PASS", cause=None)) == {}
 
 
 def test_of_missed_criteria_the_last_lines_are_shown(of: Lab) -> None:
+    """Write evidence of missed criteria: the last lines are in evidence.txt."""
     missed = replace(FAILED, verdict="FAIL", cause="criteria", message="1 of 1 criterion not met: loss <= 1 (was 2).")
     assert "worker-0: step 1" in unpacked(of, missed)["evidence.txt"]
 
 
 def test_events_of_its_whole_time_are_asked_for(of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start and fail a run, and write its archive, within one second."""
+    """Ask Docker for events of a run shorter than a second: the span includes its failure."""
     docker = tmp_path / "bin/docker"
     docker.parent.mkdir()
     docker.write_text('#!/bin/sh\n[ "$1" != events ] || echo from "$3" to "$5"\n')
@@ -123,6 +128,7 @@ def test_events_of_its_whole_time_are_asked_for(of: Lab, tmp_path: Path, monkeyp
 
 
 def test_the_same_files_are_the_same_archive() -> None:
+    """Archive the same texts twice: equal bytes, owner 0 and time 0."""
     texts = {"a.txt": "one", "b/c.txt": "two"}
     assert evidence.archive(RUN, texts) == evidence.archive(RUN, texts)
     with tarfile.open(fileobj=io.BytesIO(evidence.archive(RUN, texts))) as tar:
@@ -133,6 +139,7 @@ def test_the_same_files_are_the_same_archive() -> None:
 
 
 def test_where_it_cannot_be_written_is_a_warning(of: Lab) -> None:
+    """Make evidence.tar.gz a folder: a warning, and no exception."""
     (store.directory(of.directory, RUN) / store.EVIDENCE).mkdir()
     warnings: list[str] = []
     evidence.write(of, FAILED, warnings.append)

@@ -32,6 +32,7 @@ BEGAN = 1795638975.0
 
 
 def sample(step: int | None, seconds: float | None, value: float | None, metric: str = "loss") -> Sample:
+    """Return a sample of this metric."""
     return Sample(metric=metric, step=step, seconds=seconds, value=value)
 
 
@@ -46,6 +47,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(data: bytes) -> int:
+    """Return the masked CRC-32C of a TFRecord."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -89,16 +91,19 @@ def fields(data: bytes) -> dict[int, int | float | bytes]:
 
 
 def message(value: int | float | bytes) -> dict[int, int | float | bytes]:
+    """Parse a nested message; fail if the value is not bytes."""
     assert isinstance(value, bytes)
     return fields(value)
 
 
 def test_the_checksum_is_crc32c() -> None:
+    """Compute CRC-32C of the standard's test text: the known value, and export's mask of it."""
     assert crc32c(b"123456789") == 0xE3069283
     assert export._masked(b"123456789") == struct.pack("<I", masked(b"123456789"))
 
 
 def test_an_event_file_has_every_sample_with_its_step_and_time(tmp_path: Path) -> None:
+    """Write an event file: each sample with step, time and value; NaN for None, infinity beyond float32."""
     samples = (
         sample(1, 2.5, 8.0),
         sample(300, 4.5, None),
@@ -120,6 +125,7 @@ def test_an_event_file_has_every_sample_with_its_step_and_time(tmp_path: Path) -
 
 
 def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """Export twice: one file remains."""
     for _ in range(2):
         path = export.event_file(tmp_path, RESULT, [sample(1, 2.5, 8.0)])
     assert len(list(records(path.read_bytes()))) == 2
@@ -140,22 +146,26 @@ def cases(result: Result) -> dict[str, tuple[str, str] | None]:
 
 
 def changed(**changes: object) -> Result:
+    """Return RESULT with these fields replaced."""
     from msgspec.structs import replace
 
     return replace(RESULT, **changes)
 
 
 def test_a_run_that_passed_is_cases_that_passed_and_its_metrics_are_properties() -> None:
+    """Export a PASS as JUnit: cases without failure, metrics as properties."""
     assert cases(RESULT) == {"completes": None, "loss <= 8": None}
     assert '<property name="loss" value="7.5" />' in export.junit_xml(RESULT)
 
 
 def test_a_criterion_that_was_missed_is_a_failure_of_its_case() -> None:
+    """Export a missed criterion as JUnit: its case is a failure."""
     checks = (CriterionResult(criterion="loss <= 7", value=7.5, passed=False),)
     failed = changed(verdict="FAIL", cause="criteria", checks=checks)
     assert cases(failed) == {"completes": None, "loss <= 7": ("criteria", "loss <= 7: was 7.5")}
 
 
 def test_a_run_that_broke_is_an_error_whatever_it_wrote() -> None:
+    """Export an ERROR as JUnit: the case `completes` is an error, without control characters."""
     broke = changed(verdict="ERROR", cause="rank-crashed", message="rank 1: \x1b[31m<&>\x00", checks=())
     assert cases(broke) == {"completes": ("rank-crashed", "rank 1: ?[31m<&>?")}

@@ -39,12 +39,14 @@ LOCK: dict[str, Any] = {
 
 
 def drift(change: Callable[[dict[str, Any]], None]) -> tuple[Drift, ...]:
+    """Return the drift between LOCK and a copy that ``change`` altered."""
     now = copy.deepcopy(LOCK)
     change(now)
     return freeze.differences("lab.lock", LOCK, now).drift
 
 
 def test_a_lab_that_is_as_it_was_has_no_drift() -> None:
+    """Compare LOCK with its copy: no drift, and the number of facts."""
     changes = freeze.differences("lab.lock", LOCK, copy.deepcopy(LOCK))
     assert (changes.drift, changes.facts) == ((), freeze.count(LOCK))
 
@@ -67,11 +69,13 @@ def test_a_lab_that_is_as_it_was_has_no_drift() -> None:
     ],
 )
 def test_each_change_is_named_and_where_it_is(part: tuple[str, ...], subject: str, where: str) -> None:
+    """Change one fact: one Drift with what, where, was and now."""
     was = LOCK
     for key in part:
         was = was[key]
 
     def change(now: dict[str, Any]) -> None:
+        """Set the parametrized fact to "another"."""
         for key in part[:-1]:
             now = now[key]
         now[part[-1]] = "another"
@@ -80,7 +84,10 @@ def test_each_change_is_named_and_where_it_is(part: tuple[str, ...], subject: st
 
 
 def test_what_is_gone_and_what_is_new_is_drift_too() -> None:
+    """Remove one fact and add another: two Drifts with an empty side."""
+
     def change(now: dict[str, Any]) -> None:
+        """Remove a file and add a node."""
         del now["files"]["workloads/opt/train.py"]
         now["nodes"]["worker-2"] = {"host": "gpu-c"}
 
@@ -91,6 +98,7 @@ def test_what_is_gone_and_what_is_new_is_drift_too() -> None:
 
 
 def test_the_file_is_sorted_and_stays_as_it_is(tmp_path: Path) -> None:
+    """Write a lock: sorted, True; the same content again: False; HostError where it cannot be written."""
     path = tmp_path / "lab.lock"
     assert freeze.write(path, LOCK)
     assert not freeze.write(path, dict(reversed(LOCK.items())))
@@ -112,6 +120,7 @@ def test_the_file_is_sorted_and_stays_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    """Read a missing or other file: ConfigError."""
     path = tmp_path / "lab.lock"
     if text is not None:
         path.write_text(text)

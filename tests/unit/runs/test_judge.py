@@ -24,23 +24,27 @@ from labctl.runs import judge
 
 @pytest.fixture
 def of(tmp_path: Path) -> Lab:
+    """Write .env with HF_TOKEN; return a lab at tmp_path."""
     (tmp_path / ".env").write_text("HF_TOKEN=hf_canary\n")
     return lab(directory=tmp_path)
 
 
 def logs(of: Lab, rank: int | None, *, live: bool = False, timestamps: bool = False) -> list[str]:
+    """Return the lines that judge.logs prints for run r1."""
     lines: list[str] = []
     judge.logs(InMemory(of), "r1", lines.append, follow=live, rank=rank, timestamps=timestamps)
     return lines
 
 
 def wrote(of: Lab, name: str, text: str | bytes) -> None:
+    """Write a file below runs/."""
     path = of.directory / "runs" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
 def test_a_run_that_has_ended_is_printed_from_its_record(of: Lab) -> None:
+    """Print a run that has ended: output.log, or the log of one rank."""
     wrote(of, "r1/result.json", "{}")
     wrote(of, "r1/output.log", b"one\n\nworker-1: two \xff\nno end")
     wrote(of, "r1/ranks/rank-1.log", "two\n")
@@ -51,23 +55,27 @@ def test_a_run_that_has_ended_is_printed_from_its_record(of: Lab) -> None:
 
 
 def test_output_that_is_larger_than_any_other_record_is_printed(of: Lab) -> None:
+    """Print output above the size limit of records: every line."""
     lines = (store.LARGEST_RECORD >> 20) + 1
     wrote(of, "r1/output.log", (b"x" * ((1 << 20) - 1) + b"\n") * lines)
     assert len(logs(of, None)) == lines
 
 
 def test_a_rank_of_an_elastic_launcher_is_printed_from_every_node_that_it_was_on(of: Lab) -> None:
+    """Print a rank that was on two nodes: the lines of both logs."""
     wrote(of, "r1/ranks/rank-0@worker-0.log", "before\n")
     wrote(of, "r1/ranks/rank-0@worker-1.log", "after\n")
     assert logs(of, 0) == ["before", "after"]
 
 
 def test_a_rank_of_a_run_that_is_under_way_is_printed_so_far_without_secrets(of: Lab) -> None:
+    """Print a rank of a running run: its output so far, secrets redacted."""
     wrote(of, ".outputs/r1/ranks/rank-0.log", "token hf_canary\n")
     assert logs(of, 0) == ["token [REDACTED]"]
 
 
 def test_a_rank_without_a_log_is_an_error_that_says_where_its_lines_are(of: Lab) -> None:
+    """Print a rank without a log: ConfigError, the hint names -f."""
     wrote(of, "r1/ranks/rank-0.log", "hello\n")
     with pytest.raises(ConfigError, match="run r1 has no log of rank 1 here") as caught:
         logs(of, 1)
@@ -75,6 +83,7 @@ def test_a_rank_without_a_log_is_an_error_that_says_where_its_lines_are(of: Lab)
 
 
 def test_each_line_of_a_run_and_of_a_rank_has_its_time(of: Lab) -> None:
+    """Print with timestamps: each line has its time, "-" where none is recorded."""
     path = store.create(of, "r1", ())
     lines = ((1000.0, None, "launcher"), (1000.25, 1, "one\rtwo"), (1000.5, 0, "zero"), (1001.0, 1, "three"))
     with closing(store.RunLog(path, of, workload())) as log:
@@ -91,7 +100,10 @@ def test_each_line_of_a_run_and_of_a_rank_has_its_time(of: Lab) -> None:
 
 
 def test_of_one_rank_only_what_it_says_is_followed(of: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Follow one rank: its lines alone, secrets redacted."""
+
     def follow_all(*arguments: Any) -> None:
+        """Hand three lines of launcher and ranks to the reader."""
         for place, text in enumerate(("launcher", "worker-0: \x010\x02zero", "worker-1: \x011\x02one hf_canary")):
             arguments[3].read([f"{place + 1} 1000.5 {text}"])
 
@@ -104,6 +116,7 @@ def test_of_one_rank_only_what_it_says_is_followed(of: Lab, monkeypatch: pytest.
 
 
 def test_metrics_that_no_line_matched_are_remarked_unless_they_are_optional() -> None:
+    """Ask for unmatched metrics of a PASS: the required ones without a value; none of an ERROR."""
     loss, accuracy = Metric(name="loss", pattern="loss (.)"), Metric(name="accuracy", pattern="acc (.)", optional=True)
     of = workload(metrics=(loss, accuracy))
     silent = Result(
@@ -122,6 +135,7 @@ def test_metrics_that_no_line_matched_are_remarked_unless_they_are_optional() ->
 
 
 def test_a_script_is_judged_by_the_loss_that_was_found_in_its_output(of: Lab) -> None:
+    """Judge a program by `loss`: train_loss found in its output meets it, and the series are recorded."""
     asked = job(of, run_id="r1", criteria=(Criterion(metric="loss", below=1),), known_metrics="all")
     lines = [Line(f"labctl: rank {rank} of 2 on worker-{rank}", 1.0, rank, report=True) for rank in (0, 1)]
     lines = [replace(line, said=line.text) for line in lines]

@@ -24,6 +24,7 @@ def run(lab: Path, run_id: str, *, judged: bool = True, resumed: str = "") -> Pa
 
 
 def test_the_oldest_runs_are_chosen_and_named(tmp_path: Path) -> None:
+    """Choose with keep=2 among four runs: the two oldest."""
     for number in (3, 1, 4, 2):
         run(tmp_path, f"r{number}")
     assert prune.choose(tmp_path, 2) == prune.PrunedRuns(("r1", "r2"), 2)
@@ -31,6 +32,7 @@ def test_the_oldest_runs_are_chosen_and_named(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_not_judged_is_neither_counted_nor_chosen(tmp_path: Path) -> None:
+    """Choose among runs without result: they are neither counted nor chosen."""
     run(tmp_path, "r1", judged=False)
     run(tmp_path, "r2")
     run(tmp_path, "r3")
@@ -39,6 +41,7 @@ def test_a_run_that_is_not_judged_is_neither_counted_nor_chosen(tmp_path: Path) 
 
 
 def test_a_run_that_another_labctl_works_on_or_a_run_goes_on_from_is_kept(tmp_path: Path) -> None:
+    """Choose among locked and resumed runs: both are kept; removing a locked one is HostError."""
     for run_id in ("r1", "r2", "r3", "r4"):
         run(tmp_path, run_id)
     run(tmp_path, "r5", judged=False, resumed="r1/checkpoints/step-60")
@@ -49,6 +52,7 @@ def test_a_run_that_another_labctl_works_on_or_a_run_goes_on_from_is_kept(tmp_pa
 
 
 def test_all_that_a_run_left_is_removed_and_nothing_that_it_links_to(tmp_path: Path) -> None:
+    """Remove a run: its record and outputs are gone, a linked folder stays."""
     path = run(tmp_path, "r1")
     run(tmp_path, "r2")
     (tmp_path / "data").mkdir()
@@ -64,10 +68,12 @@ def test_all_that_a_run_left_is_removed_and_nothing_that_it_links_to(tmp_path: P
 def test_a_removal_that_is_cut_short_leaves_a_run_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Interrupt a removal: the run is still "done", and a second removal works."""
     path = run(tmp_path, "r1")
     remove = files.remove
 
     def stopped(entry: Path) -> None:
+        """Remove the entry; raise KeyboardInterrupt after ranks."""
         remove(entry)
         if entry.name == "ranks":
             raise KeyboardInterrupt
