@@ -64,7 +64,7 @@ def test_a_script_brings_what_lies_beside_and_below_it(of: Lab, tmp_path: Path) 
 
 
 def test_of_a_repository_come_the_files_that_it_does_not_ignore(of: Lab, tmp_path: Path) -> None:
-    """Choose a script in a git repository: tracked and new files, not ignored or removed ones; the remark names those."""
+    """Choose a script in a git repository: tracked and new files; the remark names ignored ones."""
     mine = tmp_path / "mine"
     path = write(mine, "train.py", "util.py", "new.py", "data/big.bin", ".gitignore", "gone.py")
     (mine / ".gitignore").write_text("data/\n")

@@ -16,7 +16,7 @@ RUN = "/workspace/runs/r1"
 
 @pytest.fixture
 def of(tmp_path: Path) -> Lab:
-    """A lab with a cache and a clone with similar names, one a prefix of the other."""
+    """Create a cache, a folder whose name begins alike, and a clone; return a lab that mounts cache and clone."""
     for name in ("cache/mnist", "cache-of-others", "clone"):
         (tmp_path / name).mkdir(parents=True)
     mounts = (
@@ -27,6 +27,7 @@ def of(tmp_path: Path) -> Lab:
 
 
 def resolved(of: Lab, kind: str, *arguments: str) -> tuple[str, ...]:
+    """Return the arguments after resolving --data-path as an input of this kind."""
     return inputs.resolve(of, workload(inputs=(("data-path", kind),), arguments=arguments)).arguments
 
 

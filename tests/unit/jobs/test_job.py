@@ -617,7 +617,7 @@ NOT_REACHED = "labctl: 127.0.0.1 is not reached from worker-1 within 3 s"
 def test_a_rank_does_not_try_for_a_hub_that_is_not_reached(
     ranks: Ranks, code: str, answers: bool, given: dict[str, str], offline: str | None
 ) -> None:
-    """Run code that loads from the hub: HF_HUB_OFFLINE=1 and a remark only if it is not reached and nothing else decides."""
+    """Load from the hub: HF_HUB_OFFLINE=1 and a remark only if it is not reached and nothing else decides."""
     (ranks.project / "outputs/r1/work/hello.py").write_text(code)
     with hub(answers=answers) as named:
         output = ranks.run(given=named | given)[1]

@@ -30,7 +30,7 @@ def repository(tmp_path: Path) -> Path:
 def test_a_scripts_repository_starts_where_the_person_stands_in_it_else_in_the_scripts_folder(
     repository: Path, here: str, start: str
 ) -> None:
-    """Choose a script's project: its repository; the start is where the person stands in it, else the script's folder."""
+    """Choose a script's repository: it starts where the person stands in it, else in the script's folder."""
     chosen = project.choose(repository / "src/train.py", here=repository / here)
     assert chosen == Project(root=repository, start=start)
 

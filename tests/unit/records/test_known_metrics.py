@@ -8,6 +8,7 @@ from labctl.records.known_metrics import matches, name_of, stand_in
 
 
 def found(text: str, *asked: str) -> dict[str, float]:
+    """Return the metrics that are found in the text."""
     return {match.name: match.value for match in matches(text, asked)}
 
 
@@ -41,6 +42,7 @@ def found(text: str, *asked: str) -> dict[str, float]:
     ],
 )
 def test_a_name_is_known_by_all_of_its_words(text: str, name: str) -> None:
+    """Name a spelling: the metric's own name."""
     assert name_of(text) == name
 
 
@@ -52,6 +54,7 @@ def test_a_name_is_known_by_all_of_its_words(text: str, name: str) -> None:
     ],
 )
 def test_a_name_with_another_word_is_not_known(text: str) -> None:
+    """Name text with another word: ""."""
     assert name_of(text) == ""
 
 
@@ -90,6 +93,7 @@ def test_a_name_with_another_word_is_not_known(text: str) -> None:
     ],
 )
 def test_a_metric_is_taken_from_each_known_format(text: str, metrics: dict[str, float]) -> None:
+    """Search a line in each known format: names and values."""
     assert found(text) == metrics
 
 
@@ -129,15 +133,18 @@ def test_a_metric_is_taken_from_each_known_format(text: str, metrics: dict[str, 
     ],
 )
 def test_a_false_friend_is_no_metric(text: str) -> None:
+    """Search lines that only look like metrics: nothing."""
     assert found(text) == {}
 
 
 def test_a_name_that_is_asked_for_is_taken_as_it_is_printed() -> None:
+    """Ask for an unknown name: its value is found in text and JSON."""
     assert found("F1 score: 0.8, bleu=31.5, other: 2", "f1_score", "bleu") == {"f1_score": 0.8, "bleu": 31.5}
     assert found('{"step": 1, "my_score": 0.4}', "my_score") == {"my_score": 0.4}
 
 
 def test_a_loss_or_a_throughput_is_meant_by_another_name_if_there_is_none_of_its_own() -> None:
+    """Ask for a stand-in: train_loss for loss, samples or steps per second for throughput, else ""."""
     assert stand_in("loss", {"train_loss": 1, "val_loss": 2}) == "train_loss"
     assert stand_in("loss", {"val_loss": 2}) == ""
     assert stand_in("throughput", {"steps_per_second": 1, "train_samples_per_second": 2}) == "train_samples_per_second"

@@ -79,6 +79,7 @@ FRAMES = "Exception raised from check (most recent call first):\n" + "frame #0: 
     ],
 )
 def test_the_words_that_tell_what_went_wrong_are_quoted(written: str, quoted: str) -> None:
+    """Quote outputs of failed programs: the line or message that tells the error, "" without one."""
     assert last_words.quoted(written.splitlines()) == quoted
 
 
@@ -96,6 +97,7 @@ data
 
 
 def test_a_long_message_is_quoted_from_its_beginning() -> None:
+    """Quote a message of many lines: from its beginning, cut."""
     quoted = last_words.quoted(TRACEBACK.format(PYDANTIC).splitlines())
     assert quoted.startswith(
         "pydantic_core._pydantic_core.ValidationError: 3 validation errors for Config lr Input should"
@@ -104,12 +106,14 @@ def test_a_long_message_is_quoted_from_its_beginning() -> None:
 
 
 def test_a_traceback_of_which_only_the_end_is_kept_is_one() -> None:
+    """Quote the end of a deep traceback: its whole message."""
     deep = '  File "train.py", line 3, in f\n    f()\n' * 1000
     lines = ("Traceback (most recent call last):\n" + deep + "ValueError: no\nsuch data").splitlines()
     assert last_words.quoted(lines[-last_words.MOST :]) == "ValueError: no such data"
 
 
 def test_a_traceback_within_a_message_counts() -> None:
+    """Quote a traceback inside an exception's message: the inner exception."""
     lines = (
         "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
     )
@@ -118,6 +122,7 @@ def test_a_traceback_within_a_message_counts() -> None:
 
 
 def test_ranks_whose_lines_alternate_are_quoted_apart() -> None:
+    """Quote alternating lines of two ranks: each rank's own message; without a rank the last."""
     texts = [TRACEBACK.format(f"ValueError: of {rank}\nsecond line").splitlines()[1:] for rank in (0, 1)]
     lines = [f"[rank{rank}]: {line}" for pair in zip(*texts, strict=True) for rank, line in enumerate(pair)]
     for rank in (0, 1):
@@ -158,6 +163,7 @@ NotImplementedError
     ],
 )
 def test_an_exception_has_its_place_in_the_innermost_file_of_no_library(written: str, place: str) -> None:
+    """Find an exception's place: the innermost file that is no library; "" without a traceback."""
     assert last_words.place(written.splitlines(), "rank 1") == place
 
 
@@ -176,6 +182,7 @@ def test_an_exception_has_its_place_in_the_innermost_file_of_no_library(written:
     ],
 )
 def test_a_last_line_that_gives_up_is_known(line: str) -> None:
+    """Print a line that gives up: giving_up returns it if it is the last."""
     assert last_words.giving_up(["step 1", line]) == line
     record = "[W1129 10:00:00 socket.cpp:1] destroy_process_group() was not called"
     assert last_words.giving_up(["step 1", line, record]) == line
@@ -201,14 +208,17 @@ def test_a_last_line_that_gives_up_is_known(line: str) -> None:
     ],
 )
 def test_a_last_line_of_a_program_that_did_its_work_is_not_taken_for_one_that_gives_up(line: str) -> None:
+    """Print a last line of a program that did its work: giving_up returns ""."""
     assert last_words.giving_up([line]) == ""
 
 
 def test_very_many_ranks_keep_fewer_lines_each() -> None:
+    """Ask how many lines are kept: 300, fewer for many ranks, at least 60."""
     assert [last_words.kept(ranks) for ranks in (2, 100, 300, 4096)] == [300, 300, 100, 60]
 
 
 def test_the_last_of_several_exceptions_is_quoted() -> None:
+    """Quote chained exceptions: the last one."""
     both = TRACEBACK.format("KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n")
     assert last_words.quoted((both + TRACEBACK.format("ValueError: b")).splitlines()) == "ValueError: b"
 
@@ -229,11 +239,13 @@ GROUP = """\
 
 
 def test_an_exception_group_is_quoted_with_what_it_holds() -> None:
+    """Quote an exception group: it and the exceptions in it."""
     quoted = last_words.quoted(GROUP.splitlines())
     assert quoted == "ExceptionGroup: two failed (2 sub-exceptions); ValueError: a; KeyError: 'b'"
 
 
 def test_a_long_message_is_cut() -> None:
+    """Quote 5000 characters: cut to LONGEST."""
     assert len(last_words.quoted(["x" * 5000])) == last_words.LONGEST
 
 
@@ -253,6 +265,7 @@ def test_a_long_message_is_cut() -> None:
 def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_errors(
     message: str, quoted: list[str]
 ) -> None:
+    """Ask for lines with the cause: those around the quoted words, else those of errors."""
     assert last_words.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"]) == quoted
 
 
@@ -280,6 +293,7 @@ NO_TRACE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/err
 
 
 def of_rank(rank: int, words: str) -> str:
+    """Return a traceback with these words, each line marked with the rank."""
     return "".join(f"[rank{rank}]: {line}\n" for line in RAISED.format(words).splitlines())
 
 
@@ -297,5 +311,6 @@ def of_rank(rank: int, words: str) -> str:
     ],
 )
 def test_of_a_node_whose_program_starts_ranks_the_first_failure_is_quoted(written: str, quoted: str) -> None:
+    """Quote a node whose program starts ranks: the rank's error, not what torchrun says of it."""
     assert last_words.quoted(written.splitlines(), "rank 0") == quoted
     assert last_words.quoted(written.splitlines(), "rank 3") == quoted

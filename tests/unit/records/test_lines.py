@@ -19,4 +19,5 @@ from labctl.records.lines import Line, line_of
     ],
 )
 def test_the_mark_of_a_rank_and_the_stream_that_open_mpi_read_it_from_are_taken_out(printed: str, line: Line) -> None:
+    """Parse lines of launchers: rank, text, report and mark are told apart."""
     assert line_of(printed, 7) == line

@@ -224,6 +224,7 @@ def ended(written: str, code: int, launcher: str = "deepspeed") -> CrashWatch:
 def test_what_a_failed_program_wrote_tells_whether_trying_again_helps(
     written: str, code: int, domain: str, retry: str
 ) -> None:
+    """Read a failed program's output: domain and outlook of a retry, with evidence from the message."""
     watch = ended(written, code)
     found = outlook.of(watch.cause, watch.message)
     assert (found.domain, found.retry) == (domain, retry), found.evidence
@@ -253,22 +254,26 @@ def test_what_a_failed_program_wrote_tells_whether_trying_again_helps(
     ],
 )  # fmt: skip
 def test_a_cause_that_labctl_finds_itself_tells_it_too(cause: Cause, message: str, domain: str, retry: str) -> None:
+    """Judge causes that labctl finds itself: domain and outlook, with evidence from the message."""
     found = outlook.of(cause, message)
     assert (found.domain, found.retry) == (domain, retry)
     assert found.evidence in message
 
 
 def test_a_run_that_passed_has_none() -> None:
+    """Judge a PASS: the empty outlook."""
     assert outlook.of(None, "All criteria met.") == outlook.PASSED
 
 
 def test_the_fact_is_that_of_the_first_failure_with_its_place() -> None:
+    """Fail two ranks: the evidence is the first error, with its place."""
     watch = ended(*OWN["key error"][:2])
     watch.look_at((printed("worker-0: \x010!\x02labctl: rank 0 on worker-0 exited with code 1"),))
     assert outlook.of(watch.cause, watch.message).evidence == "KeyError: 'input_ids' (train.py:7)"
 
 
 def test_a_signal_without_an_error_is_its_own_evidence() -> None:
+    """Kill a rank without an error: the evidence is the report of its end."""
     watch = ended("step 3, loss nan", 137)
     assert outlook.of(watch.cause, watch.message).evidence == (
         "rank 1 on worker-1 exited with code 137 (SIGKILL); the last it wrote: step 3, loss nan"
@@ -276,6 +281,7 @@ def test_a_signal_without_an_error_is_its_own_evidence() -> None:
 
 
 def test_what_deepspeeds_launcher_reports_alone_is_unknown() -> None:
+    """Read a kill from DeepSpeed's launcher alone: the outlook is unknown."""
     watch = CrashWatch(lab(), job(launcher="script"))
     killed = (
         "worker-1: [2026-01-02 15:04:05,885] [ERROR] [launch.py:434:sigkill_handler] [] exits with return code = -9"
@@ -285,6 +291,7 @@ def test_what_deepspeeds_launcher_reports_alone_is_unknown() -> None:
 
 
 def test_evidence_far_back_in_long_words_begins_with_it() -> None:
+    """Judge a long message with a known text in its middle: the evidence begins with it and is cut."""
     found = outlook.of(
         "rank-crashed", f"rank 1 on a exited with code 1: Error: {'x' * 900} size mismatch for b{'y' * 900}"
     )

@@ -14,6 +14,7 @@ from labctl.records import outputs
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
+    """Create the outputs' and the record's folder of run r1; return that of the outputs."""
     path = tmp_path / "runs/.outputs/r1"
     path.mkdir(parents=True)
     record(path).mkdir()
@@ -21,11 +22,12 @@ def written(tmp_path: Path) -> Path:
 
 
 def record(written: Path) -> Path:
+    """Return the record's folder of these outputs."""
     return written.parents[1] / written.name
 
 
 def tree(path: Path) -> dict[str, str]:
-    """Map each path below a directory to the content of a file, the target of a link, or "" for a folder."""
+    """Map each path below a directory to a file's content, a link's target, or "" for a folder."""
 
     def holds(entry: Path) -> str:
         return f"-> {entry.readlink()}" if entry.is_symlink() else "" if entry.is_dir() else entry.read_text()
@@ -34,6 +36,7 @@ def tree(path: Path) -> dict[str, str]:
 
 
 def test_files_folders_and_inner_links_are_moved(written: Path) -> None:
+    """Move files, folders and inner links: all are in the record with their modes, a second move does nothing."""
     (written / "model/step-2").mkdir(parents=True)
     (written / "model/step-2/weights").write_text("1")
     (written / "model/latest").symlink_to("step-2")
@@ -57,6 +60,7 @@ def test_files_folders_and_inner_links_are_moved(written: Path) -> None:
     [(0o4755, 0o755), (0o6775, 0o775), (0o1644, 0o644), (0o666, 0o664), (0o7777, 0o775), (0o600, 0o600), (0, 0)],
 )
 def test_a_file_in_the_record_is_neither_setuid_nor_writable_by_others(written: Path, mode: int, kept: int) -> None:
+    """Move a file with special modes: without setuid and write permission for others; folders are 0700."""
     (written / "model").mkdir()
     (written / "model").chmod(0o2777)
     (written / "model/tool").touch()
@@ -67,7 +71,10 @@ def test_a_file_in_the_record_is_neither_setuid_nor_writable_by_others(written: 
 
 
 def test_a_setuid_file_of_another_user_stays(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse chmod of a setuid file: it stays, with the reason."""
+
     def refuse(path: str, mode: int, *, dir_fd: int) -> None:
+        """Raise PermissionError."""
         raise PermissionError(1, "Operation not permitted")
 
     (written / "tool").touch()
@@ -78,6 +85,7 @@ def test_a_setuid_file_of_another_user_stays(written: Path, monkeypatch: pytest.
 
 
 def test_what_the_record_has_is_kept(written: Path) -> None:
+    """Move files whose names the record has: equal ones are dropped, others moved to hosts/ or left, never over it."""
     large = "x" * 2 * outputs.SAME
     for name, ours, theirs in (("hostfile", "a", "a"), ("result.json", "FAIL", "PASS"), ("plan.txt", large, large)):
         (record(written) / name).write_text(ours)
@@ -100,6 +108,7 @@ def test_what_the_record_has_is_kept(written: Path) -> None:
 
 
 def test_what_is_no_file_of_a_run_stays(written: Path, tmp_path: Path) -> None:
+    """Move FIFOs, sockets and links that lead out: they stay and are named."""
     os.mkfifo(written / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(written / "socket"))
@@ -113,6 +122,7 @@ def test_what_is_no_file_of_a_run_stays(written: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["written", "record", "folder"])
 def test_no_link_in_place_of_a_folder_is_followed(written: Path, tmp_path: Path, where: str) -> None:
+    """Put a link in place of a folder: nothing is read or written through it."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "keys").write_text("mine")
@@ -131,6 +141,7 @@ def test_no_link_in_place_of_a_folder_is_followed(written: Path, tmp_path: Path,
 
 
 def test_no_more_than_so_many_files_and_folders_are_moved(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Move 30 files with a limit of 20: ten stay."""
     monkeypatch.setattr(outputs, "MOST_FILES", 20)
     for number in range(30):
         (written / f"{number:02}").write_text("")
@@ -139,6 +150,7 @@ def test_no_more_than_so_many_files_and_folders_are_moved(written: Path, monkeyp
 
 
 def test_folders_within_each_other_without_end_stay(written: Path) -> None:
+    """Move folders nested too deep: the rest stays and is named."""
     deep = written
     for _ in range(outputs.MOST_FOLDERS + 40):
         deep /= "d"
@@ -151,7 +163,7 @@ def test_folders_within_each_other_without_end_stay(written: Path) -> None:
 
 @pytest.mark.parametrize("attempt", range(50))
 def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path, tmp_path: Path, attempt: int) -> None:
-    """Replace folders and files by links all the time, as a process that outlives the run could."""
+    """Swap files for links during the move: nothing outside changes, and no link is in the record."""
     home = tmp_path / "home"
     (home / "inner").mkdir(parents=True)
     (home / "keys").write_text("mine")
@@ -164,6 +176,7 @@ def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path
     end = threading.Event()
 
     def change() -> None:
+        """Replace folders and files by links until the end."""
         number = attempt
         while not end.is_set():
             number = (number + 7) % 20
@@ -189,6 +202,7 @@ def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path
 @pytest.mark.parametrize("name", ["result.json", "output.log", "started", "run.lock"])
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
 def test_what_has_a_name_that_labctl_alone_writes_is_moved_aside(written: Path, name: str, kind: str) -> None:
+    """Move outputs with names of labctl's own records: into hosts/local, at the top alone."""
     if kind == "file":
         (written / name).write_text('{"verdict": "PASS"}')
     elif kind == "folder":
@@ -207,6 +221,7 @@ def test_what_has_a_name_that_labctl_alone_writes_is_moved_aside(written: Path, 
 
 
 def test_what_is_moved_aside_follows_no_link(written: Path, tmp_path: Path) -> None:
+    """Make the record's hosts a link: the file stays, and nothing is written through it."""
     (tmp_path / "home").mkdir()
     (record(written) / "hosts").symlink_to(tmp_path / "home")
     (written / "result.json").write_text("{}")
@@ -219,12 +234,14 @@ def test_what_is_moved_aside_follows_no_link(written: Path, tmp_path: Path) -> N
 def test_a_file_that_becomes_a_link_at_the_last_moment_does_not_come(
     written: Path, monkeypatch: pytest.MonkeyPatch, long: str
 ) -> None:
+    """Replace a file by a link after it was checked: it stays."""
     (written / "d").mkdir()
     (written / "d" / long).write_text("x")
     looked: list[str] = []
     fits = outputs._fits
 
     def late(name: str, folder: int, path: str) -> bool:
+        """Check the file as before, then replace it by a link once."""
         fitting = fits(name, folder, path)
         if path == f"d/{long}" and not looked:
             (written / "d" / long).unlink()

@@ -20,6 +20,7 @@ from unit.scripts.test_labnode import labnode
     ],
 )
 def test_labctl_and_nodes_read_the_same_place_off_lines(lines: list[str], place: str) -> None:
+    """Read the last step or epoch of lines: labctl and the node's program return the same text."""
     assert places.last(lines) == place
     parsed = labnode.STEP.findall("\n".join(lines).encode())
     assert (labnode.render_step(*parsed[-1]) if parsed else "") == place
@@ -38,4 +39,5 @@ def test_labctl_and_nodes_read_the_same_place_off_lines(lines: list[str], place:
 def test_a_line_names_a_step_and_an_epoch_in_whole_numbers(
     line: str, step: places.Count | None, epoch: places.Count | None
 ) -> None:
+    """Read a line's step and epoch: number and total, None for fractions."""
     assert (places.step(line), places.epoch(line)) == (step, epoch)

@@ -9,6 +9,7 @@ HEAD = "seconds (s),cpu (%),memory (MiB),device 0 utilisation (%),device 10 util
 
 
 def test_the_last_row_is_read_by_its_head() -> None:
+    """Parse a samples file: values and devices of the last row, with units of the head."""
     parsed = samples.parse("worker-0", f"{HEAD}\n12.5,95.0,1024,97,98\n")
     assert parsed == NodeSamples(
         node="worker-0",
@@ -19,6 +20,7 @@ def test_the_last_row_is_read_by_its_head() -> None:
 
 
 def test_a_sample_that_was_lost_is_left_out() -> None:
+    """Parse a row with empty and invalid cells: they are left out."""
     parsed = samples.parse("worker-0", f"{HEAD}\n12.5,,nan,n/a,98\n")
     assert (dict(parsed.values), [*parsed.devices]) == ({}, ["10"])
 
@@ -29,5 +31,6 @@ def test_a_sample_that_was_lost_is_left_out() -> None:
     ids=["nothing", "no row", "a head as row", "half a row", "another table", "no file"],
 )
 def test_what_is_no_whole_row_is_nothing(text: str) -> None:
+    """Parse text without a complete row: no values."""
     parsed = samples.parse("worker-0", text)
     assert (parsed.values, parsed.devices) == ({}, {})

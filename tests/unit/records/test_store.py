@@ -29,6 +29,7 @@ NOW = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
 
 
 def result(run_id: str) -> Result:
+    """Return a passed result of this run."""
     check = CriterionResult(criterion="throughput >= 5", value=7.5, passed=True)
     return Result(
         run_id=run_id,
@@ -49,7 +50,7 @@ def result(run_id: str) -> Result:
 
 
 def with_secrets(directory: Path, token: str = "", **variables: str) -> Lab:
-    """Build a lab whose settings have these secrets."""
+    """Write .env with these secrets; return a lab whose settings have them."""
     lines = [f"LAB_ENV_{name}={dotenv.quote(value)}\n" for name, value in variables.items()]
     (directory / ".env").write_text("".join([f"HF_TOKEN={token}\n", *lines]), encoding="utf-8")
     loaded = settings.load(directory, {}, {})
@@ -57,6 +58,7 @@ def with_secrets(directory: Path, token: str = "", **variables: str) -> Lab:
 
 
 def said_by_a_rank(path: Path, output: bytes) -> Path:
+    """Write the log of rank 0; return its path."""
     log = path / "ranks/rank-0.log"
     log.parent.mkdir()
     log.write_bytes(output)
@@ -64,6 +66,7 @@ def said_by_a_rank(path: Path, output: bytes) -> Path:
 
 
 def started(of: Lab, run_id: str) -> Path:
+    """Create a run's record with a hostfile and empty settings; return its folder."""
     hostfile = File(path="hostfile", content="worker-0 slots=1\n", mode=0o644)
     return store.create(of, run_id, (hostfile,), (File(path="settings.json", content="[]"),))
 
@@ -72,6 +75,7 @@ def started(of: Lab, run_id: str) -> Path:
 
 
 def test_ids_sort_by_time_and_read_as_what_they_are() -> None:
+    """Make run ids: time, workload and a random part; they sort by time."""
     first, second = store.new_id("opt-tiny", NOW), store.new_id("opt-tiny", NOW.replace(hour=16))
     assert first.startswith("20260102-150405-opt-tiny-")
     assert first < second
@@ -79,6 +83,7 @@ def test_ids_sort_by_time_and_read_as_what_they_are() -> None:
 
 
 def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
+    """Read a run's state: "running" while its lock is held, "done" with a result."""
     of = lab(directory=tmp_path)
     started(of, "r1")
     with filelock.held(store.lock(tmp_path, "r1"), store.purpose("r1")):
@@ -91,6 +96,7 @@ def test_a_run_goes_from_running_to_done(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_or_ended_lately_is_known(tmp_path: Path) -> None:
+    """Ask for runs within 60 s: a running one or one ended lately."""
     of, run_id = replace(lab(), directory=tmp_path), "20260101-120000-hello-0001"
     assert not store.ran_within(tmp_path, 60)
     path = started(of, run_id)
@@ -102,6 +108,7 @@ def test_a_run_that_goes_on_or_ended_lately_is_known(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_process_ended_without_a_result_is_orphaned(tmp_path: Path) -> None:
+    """Read the state of a run without result: "orphaned", unless its own lock is held."""
     path = started(lab(directory=tmp_path), "r1")
     assert store.state(tmp_path, "r1") == "orphaned"
     for lock, purpose in ((store.lock(tmp_path, "r2"), "run r2"), (path / store.MARK, "run r1")):
@@ -113,6 +120,7 @@ def test_a_run_whose_process_ended_without_a_result_is_orphaned(tmp_path: Path) 
 
 
 def test_create_makes_room_for_the_ranks_and_writes_what_is_known(tmp_path: Path) -> None:
+    """Create a run: its record and its outputs' folder have the files, ranks/ and work/."""
     path = started(lab(directory=tmp_path), "r1")
     assert path == tmp_path / "runs/r1"
     assert {entry.name for entry in path.iterdir()} == {"hostfile", "settings.json", store.MARK}
@@ -125,6 +133,7 @@ def test_create_makes_room_for_the_ranks_and_writes_what_is_known(tmp_path: Path
 
 
 def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
+    """Write a result: its JSON has exactly the known keys, and it is read back."""
     started(lab(directory=tmp_path), "r1")
     written = store.finish(lab(directory=tmp_path), result("r1"))
     assert {"schema": 1, **to_json(written)} == {
@@ -158,6 +167,7 @@ def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
 
 
 def test_a_result_of_a_later_version_is_read(tmp_path: Path) -> None:
+    """Read a result with unknown values and keys: it is accepted."""
     started(lab(directory=tmp_path), "r1")
     later = {
         **to_json(store.finish(lab(directory=tmp_path), result("r1"))),
@@ -173,6 +183,7 @@ def test_a_result_of_a_later_version_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run_id", ["nope", "../runs/r1", "..", "r1/ranks", ""])
 def test_an_unknown_run_names_the_latest(tmp_path: Path, run_id: str) -> None:
+    """Read an unknown run: ConfigError, the hint has the latest."""
     started(lab(directory=tmp_path), "r1")
     with pytest.raises(ConfigError) as caught:
         store.read(tmp_path, run_id)
@@ -182,6 +193,7 @@ def test_an_unknown_run_names_the_latest(tmp_path: Path, run_id: str) -> None:
 
 @pytest.mark.parametrize("broken", [b"{", b'{"run_id": "\xff"}', b"[]", b"{}"])
 def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Path, broken: bytes) -> None:
+    """List runs: latest first, a broken result without a verdict; [] in another directory."""
     for run_id in ("20260101-a", "20260103-c", "20260102-b"):
         started(lab(directory=tmp_path), run_id)
     store.finish(lab(directory=tmp_path), result("20260103-c"))
@@ -196,6 +208,7 @@ def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Pat
 
 
 def test_ranks_are_those_that_reported_in_behind_any_prefix() -> None:
+    """Read the reports of ranks behind prefixes: rank and node of each."""
     lines = [
         "worker-1: labctl: rank 1 of 2 on worker-1",
         "labctl: rank 0 of 2 on worker-0",
@@ -209,17 +222,22 @@ MAPPING = "global_rank_mapping=defaultdict(<class 'list'>, {'worker-0': [0, 1], 
 
 
 def test_ranks_that_a_script_started_are_those_of_the_nodes_where_deepspeed_started_them() -> None:
+    """Read DeepSpeed's mapping of ranks: those of the line's own node."""
     lines = [f"worker-1: [2026-01-02 15:04:05,000] [INFO] [launch.py:163:main] {MAPPING}", "other: words"]
     assert store.ranks_of(lines) == (Rank(rank=2, node="worker-1"), Rank(rank=3, node="worker-1"))
 
 
 def test_ranks_that_report_are_counted_by_that_alone() -> None:
+    """Read reports and a mapping: the reports alone count."""
     lines = [f"worker-1: [launch.py:163:main] {MAPPING}", "worker-0: labctl: rank 0 of 4 on worker-0"]
     assert store.ranks_of(lines) == (Rank(rank=0, node="worker-0"),)
 
 
 def test_a_line_of_a_program_counts_as_the_report_of_a_rank_only_under_a_script(tmp_path: Path) -> None:
+    """Print a report without a mark: it counts only under launcher script."""
+
     def printed_lines(launcher: str) -> list[str]:
+        """Write two reports of ranks as this launcher's run; return the lines that are kept."""
         of, path = lab(directory=tmp_path), store.create(lab(directory=tmp_path), launcher, ())
         with closing(store.RunLog(path, of, workload(launcher=launcher))) as log:
             log.keep((printed("labctl: rank 1 of 2 on worker-1"), printed("\x010!\x02labctl: rank 0 of 2 on worker-0")))
@@ -234,11 +252,13 @@ def test_a_line_of_a_program_counts_as_the_report_of_a_rank_only_under_a_script(
 
 @pytest.mark.parametrize("mapping", ["{worker-0: [0]}", "{'worker-0': [__import__('os')]}", "{'worker-0': []}", "{}"])
 def test_a_line_that_is_only_like_deepspeeds_starts_no_rank(mapping: str) -> None:
+    """Read invalid mappings of ranks: no ranks."""
     line = f"worker-0: [INFO] global_rank_mapping=defaultdict(<class 'list'>, {mapping})"
     assert store.ranks_of([line]) == ()
 
 
 def test_a_pattern_with_flags_of_its_own_is_kept_apart(tmp_path: Path) -> None:
+    """Declare patterns with and without flags: each keeps its own."""
     metrics = (Metric(name="loss", pattern="(?i)loss: (\\S+)"), Metric(name="a", pattern="(?:a)(?:a) (\\d)"))
     recorder = store.RunLog(tmp_path, lab(), workload(metrics=metrics))
     for line in ("LOSS: 3", "aa 4", "AA 5"):
@@ -248,6 +268,7 @@ def test_a_pattern_with_flags_of_its_own_is_kept_apart(tmp_path: Path) -> None:
 
 
 def test_behind_a_progress_bar_that_was_drawn_many_times_numbers_are_read(tmp_path: Path) -> None:
+    """Read a number behind a long bar: it is found, and output.log has the whole line."""
     bar = "".join(f"\r{step:3}% ####       {step}/1000 [00:01<00:09]" for step in range(1000))
     text = f"worker-0: {bar}\r{{'loss': 2.25, 'epoch': 0.5}}"
     metrics = (Metric(name="loss", pattern=r"'loss': ([\d.]+)"),)
@@ -258,6 +279,7 @@ def test_behind_a_progress_bar_that_was_drawn_many_times_numbers_are_read(tmp_pa
 
 
 def test_of_many_lines_only_numbers_stay_in_memory(tmp_path: Path) -> None:
+    """Read 5000 lines: numbers stay in memory, below 40 bytes each."""
     of = workload(metrics=(Metric(name="loss", pattern=r"loss (\S+)"),), notes=(("data", "data (.*)"),))
     with closing(store.RunLog(tmp_path, lab(), of)) as recorder:
         recorder.keep((printed("\x010!\x02labctl: rank 0 of 1 on worker-0"),))
@@ -272,6 +294,7 @@ def test_of_many_lines_only_numbers_stay_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_secret_is_redacted_in_the_quote_of_a_found_metric_wherever_that_is_cut(tmp_path: Path) -> None:
+    """Find a metric between secrets: the quoted line has no part of them, wherever it is cut."""
     of = replace(lab(), hidden=(Secret("CANARY-token"),))
     for blanks in range(20, 80):
         path = tmp_path / str(blanks)
@@ -284,6 +307,7 @@ def test_a_secret_is_redacted_in_the_quote_of_a_found_metric_wherever_that_is_cu
 
 
 def test_whatever_lies_under_the_name_of_a_log_does_not_cost_the_verdict(tmp_path: Path) -> None:
+    """Redact a folder and a link named as logs: the link's target stays as it was."""
     (tmp_path / "folder.log").mkdir()
     (tmp_path / "elsewhere").write_text("secret", encoding="utf-8")
     (tmp_path / "link.log").symlink_to(tmp_path / "elsewhere")
@@ -292,6 +316,7 @@ def test_whatever_lies_under_the_name_of_a_log_does_not_cost_the_verdict(tmp_pat
 
 
 def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) -> None:
+    """Keep a line with secrets: redacted in output, output.log and the rank's log, other bytes kept."""
     of = with_secrets(tmp_path, "CANARY-token", WANDB_API_KEY="CAN ARY's $key")
     path = started(of, "r1")
     recorder = store.RunLog(path, of, workload(metrics=(Metric(name="speed", pattern="speed (.*)"),)))
@@ -306,6 +331,7 @@ def test_secrets_are_taken_out_of_lines_and_of_what_ranks_wrote(tmp_path: Path) 
 
 @pytest.mark.parametrize("value", ["first line\nsecond line", "unclosed ' quote\nand \" another", "a\x85b\u2028c-long"])
 def test_a_secret_of_several_lines_is_taken_out_line_by_line(tmp_path: Path, value: str) -> None:
+    """Redact secrets of several lines: each line of them."""
     of = with_secrets(tmp_path, SIGNING_KEY=value, OTHER_KEY="other-value")
     hidden = of.hidden
     kept = [store.redact(line, hidden) for line in (*value.split("\n"), "other-value")]
@@ -313,6 +339,7 @@ def test_a_secret_of_several_lines_is_taken_out_line_by_line(tmp_path: Path, val
 
 
 def test_a_secret_that_begins_another_leaves_no_rest_of_it(tmp_path: Path) -> None:
+    """Redact a secret that begins another: no rest of the longer one."""
     of = with_secrets(tmp_path, A_KEY="abcd", B_KEY="abcdEFGH")
     recorder = store.RunLog(started(of, "r1"), of, workload())
     kept = recorder.keep((printed("x abcdEFGH y"),))
@@ -321,6 +348,7 @@ def test_a_secret_that_begins_another_leaves_no_rest_of_it(tmp_path: Path) -> No
 
 
 def test_the_verdict_reads_what_was_said_though_the_record_hides_it(tmp_path: Path) -> None:
+    """Redact a secret that is part of a metric: the value is read before."""
     of = with_secrets(tmp_path, PORT_PASSWORD="2048")  # noqa: S106
     metric = Metric(name="speed", pattern=r"Throughput: (\S+)")
     recorder = store.RunLog(started(of, "r1"), of, workload(metrics=(metric,)))
@@ -337,6 +365,7 @@ def test_the_verdict_reads_what_was_said_though_the_record_hides_it(tmp_path: Pa
 
 
 def test_an_abandoned_run_is_closed_without_its_secrets(tmp_path: Path) -> None:
+    """Abandon a run: cause interrupted, its logs redacted."""
     of = with_secrets(tmp_path, "CANARY-token")
     path = started(of, "r1")
     log = said_by_a_rank(path, b"got CANARY-token\n")
@@ -346,6 +375,7 @@ def test_an_abandoned_run_is_closed_without_its_secrets(tmp_path: Path) -> None:
 
 
 def test_lines_are_on_disk_as_they_come(tmp_path: Path) -> None:
+    """Keep a line: it is in output.log before the log is closed."""
     of = lab(directory=tmp_path)
     recorder = store.RunLog(started(of, "r1"), of, workload())
     recorder.keep((printed("ü first"),))
@@ -354,6 +384,7 @@ def test_lines_are_on_disk_as_they_come(tmp_path: Path) -> None:
 
 
 def test_no_text_of_a_result_has_a_secret(tmp_path: Path) -> None:
+    """Write a result with secrets in every text: redacted in the file and in what is returned."""
     of = with_secrets(tmp_path, "CANARY-token", QUOTED_KEY='CANARY "quoted" ü')
     started(of, "r1")
     check = CriterionResult(criterion="throughput >= 5 CANARY-token", value=7.5, passed=True)
@@ -376,9 +407,10 @@ def test_no_text_of_a_result_has_a_secret(tmp_path: Path) -> None:
 
 @pytest.fixture
 def limited() -> Iterator[None]:
-    """Fail the test instead of letting it wait forever."""
+    """Fail the test after 60 s by SIGALRM; restore the handler at the end."""
 
     def expire(*_: object) -> None:
+        """Fail the test."""
         pytest.fail("it hangs")
 
     before = signal.signal(signal.SIGALRM, expire)
@@ -389,6 +421,7 @@ def limited() -> Iterator[None]:
 
 
 def sparse(path: Path, size: int, end: bytes = b"") -> None:
+    """Write a sparse file of this size that ends with ``end``."""
     with path.open("wb") as stream:
         stream.truncate(size - len(end))
         stream.seek(0, os.SEEK_END)
@@ -413,6 +446,7 @@ PLANTS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.usefixtures("limited")
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 def test_a_planted_result_is_passed_over(tmp_path: Path, plant: Callable[[Path], object]) -> None:
+    """Plant an invalid result.json: the run is listed and read as done, without a result."""
     started(lab(directory=tmp_path), "20260101-a")
     plant(started(lab(directory=tmp_path), "20260102-b") / "result.json")
     assert [run.run_id for run in store.listing(tmp_path)] == ["20260102-b", "20260101-a"]
@@ -422,6 +456,7 @@ def test_a_planted_result_is_passed_over(tmp_path: Path, plant: Callable[[Path],
 @pytest.mark.usefixtures("limited")
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 def test_a_run_with_a_planted_job_is_closed(tmp_path: Path, plant: Callable[[Path], object]) -> None:
+    """Plant an invalid job.json and abandon the run: workload "unknown"."""
     of = lab(directory=tmp_path)
     plant(started(of, "r1") / "job.json")
     store.abandon(of, "r1")
@@ -429,6 +464,7 @@ def test_a_run_with_a_planted_job_is_closed(tmp_path: Path, plant: Callable[[Pat
 
 
 def test_only_directories_that_are_named_as_runs_are_listed(tmp_path: Path) -> None:
+    """Plant folders, links and files in runs/: only proper run folders are listed and read."""
     of = lab(directory=tmp_path)
     started(of, "20260101-a")
     for name in ("\x1b[2J", "new\nline", ".hidden", "-option", "with blank", "ünicode"):
@@ -443,6 +479,7 @@ def test_only_directories_that_are_named_as_runs_are_listed(tmp_path: Path) -> N
 
 
 def test_a_directory_that_is_there_before_its_run_is_not_taken(tmp_path: Path) -> None:
+    """Create a run whose folder exists or is a link: HostError, nothing is written there."""
     of = lab(directory=tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -456,7 +493,7 @@ def test_a_directory_that_is_there_before_its_run_is_not_taken(tmp_path: Path) -
 
 
 def record(of: Lab, run_id: str) -> None:
-    """Write all files of a run's directory that labctl writes."""
+    """Write all files of a run's record that labctl writes."""
     names = ("job.json", "rendered/nodes/worker-0/compose.yml")
     with ExitStack() as held:
         path = store.create(of, run_id, (), [File(path=name, content="{}") for name in names])
@@ -467,6 +504,7 @@ def record(of: Lab, run_id: str) -> None:
 
 
 def test_no_link_that_is_planted_in_a_run_is_followed(tmp_path: Path) -> None:
+    """Plant links in runs while they are written: files elsewhere stay as they are."""
     of = lab(directory=tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -477,6 +515,7 @@ def test_no_link_that_is_planted_in_a_run_is_followed(tmp_path: Path) -> None:
     targets, over = [tmp_path / "runs/r0/job.json"], threading.Event()
 
     def plant() -> None:
+        """Replace the current target by a link to ``elsewhere`` again and again."""
         while not over.is_set():
             place = targets[-1]
             with suppress(OSError):
@@ -501,6 +540,7 @@ def test_no_link_that_is_planted_in_a_run_is_followed(tmp_path: Path) -> None:
 
 
 def test_a_link_in_place_of_a_file_that_is_yet_to_be_made_is_refused(tmp_path: Path) -> None:
+    """Plant a link as output.log: HostError, its target stays."""
     of = lab(directory=tmp_path)
     (tmp_path / "keys").write_text("mine")
     path = store.create(of, "r1", ())
@@ -511,6 +551,7 @@ def test_a_link_in_place_of_a_file_that_is_yet_to_be_made_is_refused(tmp_path: P
 
 
 def test_a_result_replaces_a_link_and_does_not_go_through_one(tmp_path: Path) -> None:
+    """Plant a link as result.json or as the run's folder: it is replaced, or HostError; targets stay."""
     of = lab(directory=tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -531,6 +572,7 @@ HIDDEN = (Secret("CANARY-token"),)
 
 
 def test_logs_that_only_seem_to_be_a_runs_are_left_alone(tmp_path: Path) -> None:
+    """Redact logs behind links or with a second hard link: they stay."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name in ("a.log", "b.log"):
@@ -549,6 +591,7 @@ def test_logs_that_only_seem_to_be_a_runs_are_left_alone(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("limited")
 def test_a_pipe_under_the_name_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    """Redact a folder with a FIFO: it is skipped, the other log is redacted."""
     os.mkfifo(tmp_path / "x.log")
     (tmp_path / "y.log").write_text("CANARY-token")
     store.redact_ranks(tmp_path, HIDDEN)
@@ -572,6 +615,7 @@ while True:
 
 @pytest.mark.usefixtures("limited")
 def test_a_log_that_becomes_a_link_while_it_is_read_is_not_written_through(tmp_path: Path) -> None:
+    """Replace a log by a link while it is redacted: the link's target stays."""
     keys, log, link = tmp_path / "keys", tmp_path / "x.log", tmp_path / "link"
     keys.write_text("mine")
     log.write_bytes(b"CANARY-token\n" * 2_000_000)
@@ -587,6 +631,7 @@ def test_a_log_that_becomes_a_link_while_it_is_read_is_not_written_through(tmp_p
 
 @pytest.mark.usefixtures("limited")
 def test_a_log_larger_than_the_memory_takes_little_of_it(tmp_path: Path) -> None:
+    """Redact a sparse log of 4 TiB: below 16 MiB of memory."""
     sparse(tmp_path / "x.log", 1 << 42, b"CANARY-token\r\n")
     tracemalloc.start()
     store.redact_ranks(tmp_path, HIDDEN)
@@ -600,6 +645,7 @@ def test_a_log_larger_than_the_memory_takes_little_of_it(tmp_path: Path) -> None
 def test_a_secret_is_found_wherever_the_pieces_of_a_log_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
+    """Redact with pieces of 1 to 29 bytes: every secret, line ends and mode kept."""
     monkeypatch.setattr(store, "PIECE", piece)
     path = tmp_path / "x.log"
     path.write_bytes(b"\xff abcdEFGH\r\nabcd abcdEFGabcdEFGH\0 \n\r\nabc")
@@ -610,6 +656,7 @@ def test_a_secret_is_found_wherever_the_pieces_of_a_log_end(
 
 
 def test_a_log_without_secrets_stays_as_it_is(tmp_path: Path) -> None:
+    """Redact a log without secrets: it is not written."""
     (tmp_path / "x.log").write_bytes(b"fine\r\n")
     before = (tmp_path / "x.log").stat()
     store.redact_ranks(tmp_path, HIDDEN)

@@ -17,6 +17,7 @@ GOOD: dict[str, dict[str, Any]] = {
 
 
 def test_met_criteria_pass_and_the_message_has_the_numbers() -> None:
+    """Judge two met criteria: PASS, exit code 0, checks and message with the numbers."""
     verdict = _judge()
     assert (verdict.status, verdict.cause, verdict.exit_code) == ("PASS", None, 0)
     assert [(check.criterion, check.value, check.passed) for check in verdict.checks] == [
@@ -51,6 +52,7 @@ def test_met_criteria_pass_and_the_message_has_the_numbers() -> None:
 def test_each_bound_is_checked(
     criterion: Criterion, metric: dict[str, Any], text: str, value: float | None, passed: bool
 ) -> None:
+    """Judge one criterion of each kind: PASS, or FAIL with cause criteria and exit code 5."""
     verdict = _judge(criteria=[criterion], metrics={"m": metric})
     (check,) = verdict.checks
     assert (check.criterion, check.value, check.passed) == (text, value, passed)
@@ -60,6 +62,7 @@ def test_each_bound_is_checked(
 
 
 def test_a_range_gives_two_checks() -> None:
+    """Judge a criterion with min and max: two checks, the message names the missed one."""
     verdict = _judge(criteria=[Criterion(metric="throughput", min=1, max=600)])
     assert [check.passed for check in verdict.checks] == [True, False]
     assert verdict.message == "1 of 2 criteria not met: throughput <= 600 samples/s (was 612.5)."
@@ -70,6 +73,7 @@ def test_a_range_gives_two_checks() -> None:
     [(-0.05, "m >= 95 s, 5 % below r1"), (0.07, "m >= 95 s, 7 % above r1"), (0, "m >= 95 s, that of r1")],
 )
 def test_a_relative_criterion_names_its_number_and_its_run(share: float, text: str) -> None:
+    """Judge a relative criterion: its text has number, share and run."""
     criterion = Criterion(metric="m", min=95, relative=Relative(">=", share, "r1"))
     (check,) = _judge(criteria=[criterion], metrics={"m": {"value": 94.0, "unit": "s"}}).checks
     assert (check.criterion, check.passed) == (text, False)
@@ -90,18 +94,21 @@ def test_a_relative_criterion_names_its_number_and_its_run(share: float, text: s
     ],
 )
 def test_a_cause_decides_the_exit_code_whatever_the_numbers_say(cause: Cause, exit_code: int) -> None:
+    """Judge a run with a cause: ERROR with its message and the cause's exit code."""
     verdict = _judge(cause=cause, message="worker-1 went away.", exit_code=1)
     assert verdict == Verdict(status="ERROR", cause=cause, message="worker-1 went away.", exit_code=exit_code)
     assert cause in _judge(cause=cause).message
 
 
 def test_a_failed_launcher_is_an_error_even_with_good_numbers() -> None:
+    """Judge a launcher's exit code 137: ERROR, launcher-failed, exit code 4."""
     verdict = _judge(exit_code=137)
     assert (verdict.status, verdict.cause, verdict.exit_code) == ("ERROR", "launcher-failed", 4)
     assert "137" in verdict.message
 
 
 def test_ranks_that_did_not_report_are_an_error_with_the_numbers() -> None:
+    """Judge a run in which one of two ranks reported: ERROR, launcher-failed, exit code 4."""
     verdict = _judge(world_size=1)
     assert (verdict.status, verdict.cause, verdict.exit_code) == ("ERROR", "launcher-failed", 4)
     assert verdict.message == "Only 1 of 2 ranks reported."
@@ -121,16 +128,19 @@ def test_ranks_that_did_not_report_are_an_error_with_the_numbers() -> None:
     ],
 )
 def test_a_missing_number_is_never_a_pass(criterion: Criterion, metrics: dict[str, dict[str, Any]]) -> None:
+    """Judge a criterion without its number: ERROR, no-metric, exit code 4."""
     verdict = _judge(criteria=[criterion], metrics=metrics)
     assert (verdict.status, verdict.cause, verdict.exit_code) == ("ERROR", "no-metric", 4)
     assert criterion.metric in verdict.message
 
 
 def test_the_pattern_of_a_missing_number_is_named() -> None:
+    """Judge a missing declared metric: the message has its pattern."""
     assert r"by the pattern `throughput: (\S+)`" in _judge(criteria=[THROUGHPUT], metrics={}).message
 
 
 def test_a_metric_that_is_to_be_found_and_was_not_is_named_with_those_that_were() -> None:
+    """Judge a missing metric that is to be found: the message lists those that were."""
     ran = job(lab(2), criteria=(Criterion(metric="loss", max=1),), known_metrics="all")
     ended = RunOutcome(exit_code=0, cause=None, message="")
     found = judge(ran, {"accuracy": {"value": 0.5}, "val_loss": {"value": 2.0}}, ended, 2)
@@ -140,17 +150,20 @@ def test_a_metric_that_is_to_be_found_and_was_not_is_named_with_those_that_were(
 
 
 def test_a_number_that_no_criterion_needs_may_be_missing() -> None:
+    """Judge with nan in a metric without criterion: PASS, and the message says so."""
     verdict = _judge(criteria=[THROUGHPUT], metrics={**GOOD, "loss": {"first": 4, "last": None, "note": "nan"}})
     assert verdict.status == "PASS"
     assert verdict.message.endswith(" No criterion needs it, but `loss` is nan.")
 
 
 def test_without_criteria_a_good_end_passes() -> None:
+    """Judge without criteria: PASS, "1 rank ended with code 0; no criteria.""""
     verdict = _judge(criteria=[], world_size=1, expected_world_size=1)
     assert (verdict.status, verdict.message) == ("PASS", "1 rank ended with code 0; no criteria.")
 
 
 def test_a_pass_of_a_program_without_ranks_names_none() -> None:
+    """Judge a program that runs once: PASS, the message speaks of the program or of criteria alone."""
     once = job(launcher="script:once", criteria=(), metrics=())
     verdict = judge(once, {}, RunOutcome(exit_code=0, cause=None, message=""), 0)
     assert (verdict.status, verdict.message) == ("PASS", "The program ended with code 0; no criteria.")
@@ -160,11 +173,13 @@ def test_a_pass_of_a_program_without_ranks_names_none() -> None:
 
 
 def test_a_pass_without_a_line_of_output_says_so() -> None:
+    """Judge a silent run: PASS, the message says that no rank wrote a line."""
     verdict = _judge(criteria=[], silent=True)
     assert verdict.message == "2 ranks ended with code 0; no criteria. No rank wrote a line."
 
 
 def test_a_program_that_gives_up_is_quoted_where_nothing_was_judged() -> None:
+    """Judge a program whose last line gives up: it is quoted only without criteria."""
     words = "rank 0: CUDA is not available"
     verdict = _judge(criteria=[], gave_up=words)
     assert verdict.status == "PASS"
@@ -184,6 +199,7 @@ def _judge(
     silent: bool = False,
     gave_up: str = "",
 ) -> Verdict:
+    """Judge a job of two ranks with these criteria, metrics and end; the defaults pass."""
     criteria = [THROUGHPUT, LOSS] if criteria is None else criteria
     declared = tuple(Metric(name=metric.metric, pattern=rf"{metric.metric}: (\S+)") for metric in criteria)
     ran = job(lab(expected_world_size), criteria=tuple(criteria), metrics=declared)
