@@ -85,7 +85,7 @@ def test_a_setuid_file_of_another_user_stays(written: Path, monkeypatch: pytest.
 
 
 def test_what_the_record_has_is_kept(written: Path) -> None:
-    """Move files whose names the record has: equal ones are dropped, others moved to hosts/ or left, never over it."""
+    """Move files whose names the record has: equal ones are dropped, others go to hosts/ or stay."""
     large = "x" * 2 * outputs.SAME
     for name, ours, theirs in (("hostfile", "a", "a"), ("result.json", "FAIL", "PASS"), ("plan.txt", large, large)):
         (record(written) / name).write_text(ours)

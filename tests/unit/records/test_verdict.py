@@ -157,7 +157,7 @@ def test_a_number_that_no_criterion_needs_may_be_missing() -> None:
 
 
 def test_without_criteria_a_good_end_passes() -> None:
-    """Judge without criteria: PASS, "1 rank ended with code 0; no criteria.""""
+    """Judge a good end without criteria: PASS, and the message says "no criteria"."""
     verdict = _judge(criteria=[], world_size=1, expected_world_size=1)
     assert (verdict.status, verdict.message) == ("PASS", "1 rank ended with code 0; no criteria.")
 

@@ -16,10 +16,11 @@ ImportScripts = Callable[..., SimpleNamespace]
 
 @pytest.fixture(scope="module")
 def import_scripts() -> Iterator[ImportScripts]:
-    """Function that imports a workload's modules by name, with workloads/common; they are unloaded after the file."""
+    """Return a function that imports a workload's modules with workloads/common; unload them after the file."""
     with pytest.MonkeyPatch.context() as patch:
 
         def imported(folder: str, *names: str) -> SimpleNamespace:
+            """Put the two folders on sys.path; return the imported modules as attributes."""
             for path in (WORKLOADS / "common", WORKLOADS / folder):
                 patch.syspath_prepend(str(path))
             return SimpleNamespace(**{name: import_module(name) for name in names})

@@ -22,6 +22,7 @@ SOURCE = Path(__file__).parents[3] / "docker/count_devices.py"
     ],
 )
 def test_the_framework_of_the_image_counts(tmp_path: Path, framework: dict[str, str], counted: str) -> None:
+    """Write a stand-in for torch or tensorflow: the program prints its name and count, exit code 0."""
     for name, text in framework.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -30,6 +31,7 @@ def test_the_framework_of_the_image_counts(tmp_path: Path, framework: dict[str, 
 
 
 def test_an_image_without_a_framework_says_which_it_misses(tmp_path: Path) -> None:
+    """Run without a framework: exit code 1, ModuleNotFoundError for torch."""
     done = count(tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'torch'"

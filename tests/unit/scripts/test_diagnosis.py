@@ -14,6 +14,7 @@ WORK = "/workspace/outputs/20261129-run/work/"
 
 
 def load() -> ModuleType:
+    """Import docker/diagnosis.py from its file; return the module."""
     path = Path(__file__).resolve().parents[3] / "docker/diagnosis.py"
     spec = importlib.util.spec_from_file_location("diagnosis", path)
     assert spec
@@ -28,11 +29,12 @@ diagnosis = load()
 
 
 def frame(file: str, line: int, function: str = "main", text: str = "") -> dict[str, Any]:
+    """Return a stack frame; a relative file is below the run's work folder."""
     return {"file": file if file.startswith("/") else WORK + file, "line": line, "function": function, "text": text}
 
 
 def collective(number: int, name: str = "all_reduce", *, done: bool = False, **changes: Any) -> dict[str, Any]:
-    """Build an entry of the flight recorder."""
+    """Return an entry of the flight recorder with this number; ``changes`` replace fields."""
     return {
         "group": "0",
         "number": number,
@@ -47,7 +49,7 @@ def collective(number: int, name: str = "all_reduce", *, done: bool = False, **c
 
 
 def seen(rank: int, *entries: dict[str, Any], at: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """Build what is seen of a rank's process, which has begun these collectives of torch."""
+    """Return what is seen of a rank's process, which has begun these collectives of torch."""
     recorder = {"rank": rank, "groups": {"0": [0, 1, 2, 3]}, "collectives": list(entries), "message": None}
     return {
         "pid": 100 + rank,
@@ -77,6 +79,7 @@ def explained(*ranks: dict[str, Any] | None, codes: dict[int, int] | None = None
 
 
 def test_a_rank_that_has_not_joined_a_collective_is_named_with_what_it_does() -> None:
+    """Leave rank 1 out of an all_reduce: missing-rank with sentence, place, seconds and what it does."""
     elsewhere = seen(1, collective(5, done=True), at=frame("data.py", 41, "read"), waits_in="nfs_wait")
     found = explained(seen(0, collective(6)), elsewhere, seen(2, collective(6)), seen(3, collective(6)))
     assert found == {
@@ -93,11 +96,13 @@ def test_a_rank_that_has_not_joined_a_collective_is_named_with_what_it_does() ->
 
 
 def test_a_rank_that_works_while_others_wait_is_said_to_be_busy() -> None:
+    """Let rank 0 use 97 % of a core while rank 1 waits: the sentence says it is busy."""
     busy = seen(0, at=frame("eval.py", 7, "evaluate"), cores=0.97)
     assert explained(busy, seen(1, collective(1)))["sentence"].endswith("has waited for 17 s; rank 0 is busy")
 
 
 def test_one_rank_that_is_in_a_collective_of_its_own_is_the_one_that_is_named() -> None:
+    """Put one rank alone into a collective: it is named, not the others."""
     others = [seen(rank, collective(6, done=True), at=frame("train.py", 20)) for rank in (0, 2, 3)]
     found = explained(others[0], seen(1, collective(7)), *others[1:])
     assert found["ranks"] == [1]
@@ -123,17 +128,20 @@ def test_one_rank_that_is_in_a_collective_of_its_own_is_the_one_that_is_named() 
     ],
 )
 def test_a_minority_with_another_operation_or_size_is_named(odd: dict[str, Any], kind: str, words: str) -> None:
+    """Give one rank another operation or size: different-collective or different-size names it."""
     found = explained(seen(0, collective(6)), seen(1, odd), seen(2, collective(6)), seen(3, collective(6)))
     assert (found["kind"], found["sentence"], found["ranks"]) == (kind, words, [1])
 
 
 def test_at_two_against_two_nobody_is_named() -> None:
+    """Put two ranks into one operation and two into another: no rank is named."""
     gather = collective(6, "all_gather")
     found = explained(seen(0, collective(6)), seen(1, gather), seen(2, gather), seen(3, collective(6)))
     assert (found["kind"], found["ranks"]) == ("different-collective", [])
 
 
 def test_a_rank_that_waits_in_another_group_is_not_blamed_but_the_one_that_it_waits_for() -> None:
+    """Let rank 0 wait in a smaller group for rank 1: rank 1 is named."""
     groups = {"0": [0, 1, 2, 3], "1": [0, 1]}
     waits = seen(0, collective(2, group="1"))
     elsewhere = seen(1, collective(1, group="1", done=True), at=frame("data.py", 3))
@@ -145,6 +153,7 @@ def test_a_rank_that_waits_in_another_group_is_not_blamed_but_the_one_that_it_wa
 
 
 def test_ranks_that_wait_for_each_other_are_all_told_and_none_is_named() -> None:
+    """Let two ranks wait in each other's groups: crossed-groups, no rank is named."""
     first, second = seen(0, collective(1, group="1")), seen(1, collective(1, group="2"))
     for rank in (first, second):
         rank["recorder"]["groups"] = {"1": [0, 1], "2": [0, 1]}
@@ -198,6 +207,7 @@ def test_a_message_of_nccl_waits_for_its_partner_alone() -> None:
 
 
 def test_ranks_that_wait_for_nobody_are_where_they_are() -> None:
+    """Put no rank into a collective: all-outside with their place."""
     found = explained(*(seen(rank, collective(5, done=True), at=frame("data.py", 41, "read")) for rank in range(2)))
     assert (found["kind"], found["ranks"]) == ("all-outside", [])
     assert found["sentence"] == "no rank waits for another: ranks 0, 1 are at data.py:41"
@@ -220,12 +230,14 @@ def test_ranks_that_wait_for_nobody_are_where_they_are() -> None:
 def test_a_rank_that_cannot_join_is_named_with_the_reason(
     absent: dict[str, Any] | None, codes: dict[int, int], kind: str, words: str
 ) -> None:
+    """End, stop or block the rank that is waited for: kind and sentence name it and the reason."""
     found = explained(seen(0, collective(6)), absent, codes=codes)
     assert (found["kind"], found["ranks"]) == (kind, [1])
     assert found["sentence"] == f"{words}; rank 0 waits for it in all_reduce #6 (train.py:13)"
 
 
 def test_a_node_that_does_not_answer_explains_ranks_that_wait_for_its_ranks() -> None:
+    """Let a node not answer: node-unreached names its ranks and the node."""
     waiting = [seen(rank, collective(6)) for rank in (0, 1)]
     silent: dict[str, Any] = {"worker-1": {"unreached": "no answer over ssh"}}
     found = explained(*waiting, None, None, **silent)
@@ -233,6 +245,7 @@ def test_a_node_that_does_not_answer_explains_ranks_that_wait_for_its_ranks() ->
 
 
 def test_a_message_that_is_not_sent_is_waited_for_by_its_receiver() -> None:
+    """Let a rank wait in recv: its sender is named."""
     receiver = seen(0)
     receiver["recorder"]["message"] = {"name": "recv", "peer": 1}
     found = explained(receiver, seen(1, at=frame("train.py", 30)))
@@ -241,6 +254,7 @@ def test_a_message_that_is_not_sent_is_waited_for_by_its_receiver() -> None:
 
 
 def test_calls_of_mpi_are_read_from_the_line_of_the_program() -> None:
+    """Read MPI calls from source lines: missing-rank without seconds."""
     inside = [
         seen(rank, at=frame("mpi.py", 4, text="comm.Allreduce(a, b)"), libraries=["MPI"], recorder=None)
         for rank in (0, 1)
@@ -252,6 +266,7 @@ def test_calls_of_mpi_are_read_from_the_line_of_the_program() -> None:
 
 
 def test_the_network_is_not_blamed_where_it_is_not_known_that_all_are_in_the_same_call() -> None:
+    """See all ranks in all_reduce without a recorder: unknown."""
     inside = frame("/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce")
     ranks = [seen(rank, recorder=None, stacks=[[inside, frame("train.py", 13)]]) for rank in (0, 1)]
     found = explained(*ranks)
@@ -262,10 +277,12 @@ def test_the_network_is_not_blamed_where_it_is_not_known_that_all_are_in_the_sam
 
 
 def test_without_ranks_nothing_is_known() -> None:
+    """Explain no ranks: unknown."""
     assert explained()["kind"] == "unknown"
 
 
 def test_a_rank_that_waits_for_those_that_wait_is_not_said_to_wait_for_the_first() -> None:
+    """Let rank 3 wait for ranks that wait for rank 2: only rank 2 is named, with the inner group's ranks."""
     groups = {"0": [0, 1, 2, 3], "1": [0, 1, 2]}
     inside = [seen(rank, collective(6, group="1")) for rank in (0, 1)]
     ranks = [*inside, seen(2, collective(5, group="1", done=True), at=frame("data.py", 3)), seen(3, collective(1))]

@@ -18,6 +18,7 @@ SOURCE = Path(__file__).resolve().parents[3] / "docker/fetch_models.py"
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
+    """Import docker/fetch_models.py from its file; return the module."""
     spec = importlib.util.spec_from_file_location("fetch_models", SOURCE)
     assert spec
     assert spec.loader
@@ -30,6 +31,7 @@ class Hub:
     """Repositories with their files, and the errors of those that fail."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Replace huggingface_hub's HfApi and snapshot_download by this hub."""
         self.folder = folder
         self.files: dict[str, tuple[str, ...]] = {}
         self.fails: dict[str, Exception] = {}
@@ -39,11 +41,13 @@ class Hub:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", self.snapshot_download)
 
     def list_repo_files(self, name: str, repo_type: str) -> list[str]:
+        """Return the repository's files, or raise its planted error."""
         if name in self.fails:
             raise self.fails[name]
         return list(self.files[f"{repo_type}:{name}"])
 
     def snapshot_download(self, name: str, repo_type: str, ignore_patterns: list[str]) -> str:
+        """Record the ignored patterns and write each file with 5 bytes; return the snapshot's folder."""
         self.ignored[name] = ignore_patterns
         made = self.folder / repo_type / name / "snapshots/1a2b"
         made.mkdir(parents=True)
@@ -54,12 +58,13 @@ class Hub:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Set LABCTL_STORAGE; return an in-memory hub."""
     monkeypatch.setenv("LABCTL_STORAGE", str(tmp_path / "storage"))
     return Hub(tmp_path / "storage", monkeypatch)
 
 
 def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    """Run the script; return its error, empty if it succeeds."""
+    """Run the program with these arguments; return its error, "" if it succeeds."""
     monkeypatch.setattr(sys, "argv", ["fetch_models.py", *arguments])
     try:
         program.main()
@@ -71,6 +76,7 @@ def run(program: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -
 def test_each_repository_is_a_line_with_its_revision_and_size(
     program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Fetch a model and a dataset: a JSON line for each with revision and bytes."""
     hub.files = {"model:acme/tiny": ("config.json", "model.safetensors"), "dataset:acme/words": ("a.csv",)}
     assert run(program, monkeypatch, "model:acme/tiny", "dataset:acme/words") == ""
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
@@ -82,6 +88,7 @@ def test_each_repository_is_a_line_with_its_revision_and_size(
 def test_other_forms_of_weights_are_left_out_only_where_there_are_safetensors(
     program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fetch models: *.bin is ignored only where there are safetensors."""
     hub.files = {"model:safe": ("model.safetensors", "pytorch_model.bin"), "model:old": ("pytorch_model.bin",)}
     run(program, monkeypatch, "model:safe", "model:old")
     assert "*.bin" in hub.ignored["safe"]
@@ -91,6 +98,7 @@ def test_other_forms_of_weights_are_left_out_only_where_there_are_safetensors(
 def test_a_model_is_found_by_its_name_also_when_it_is_fetched_again(
     program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fetch a model again: models/<name> becomes a relative link to it; a dataset gets none."""
     hub.files = {"model:acme/tiny": ("config.json",), "dataset:acme/words": ("a.csv",)}
     for place in (hub.folder / "models/acme/tiny", hub.folder / "first"):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -102,6 +110,7 @@ def test_a_model_is_found_by_its_name_also_when_it_is_fetched_again(
 
 
 def refused(kind: Any, message: str = "403 Client Error") -> Exception:
+    """Return a hub's error of this kind."""
     response = SimpleNamespace(headers={}, request=None, status_code=403)
     error: Exception = kind(message, response=response)
     return error
@@ -121,6 +130,7 @@ def refused(kind: Any, message: str = "403 Client Error") -> Exception:
 def test_what_the_hub_refuses_is_said_in_words_and_ends_it(
     program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
+    """Let the hub refuse a model: the program ends with the reason, and fetches no other."""
     hub.fails, hub.files = {"acme/tiny": error}, {"model:later": ("a",)}
     assert run(program, monkeypatch, "model:acme/tiny", "model:later").startswith(message)
     assert hub.ignored == {}
@@ -129,6 +139,7 @@ def test_what_the_hub_refuses_is_said_in_words_and_ends_it(
 def test_what_came_before_a_failure_is_told(
     program: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Fail the second repository: the first one's line is printed."""
     hub.files, hub.fails = {"model:first": ("a",)}, {"second": OSError("no route to host")}
     assert run(program, monkeypatch, "model:first", "model:second") == "model second: no route to host"
     assert json.loads(capsys.readouterr().out)["name"] == "first"

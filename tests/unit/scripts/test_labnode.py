@@ -53,6 +53,7 @@ INIT = (
 
 
 def load() -> ModuleType:
+    """Import docker/labnode.py from its file; return the module."""
     spec = importlib.util.spec_from_file_location("labnode", SOURCE)
     assert spec is not None
     assert spec.loader is not None
@@ -68,6 +69,7 @@ class Run:
     """Processes with a run's id in their environment, as launchers start them."""
 
     def __init__(self) -> None:
+        """Choose a random run id; no process is started."""
         self.id = f"test-{uuid.uuid4().hex}"
         self.children: list[subprocess.Popen[str]] = []
         self.pids: list[int] = []
@@ -84,6 +86,7 @@ class Run:
         return pid
 
     def close(self) -> None:
+        """Kill all processes that were reported or started, and wait for them."""
         for pid in self.pids:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
@@ -93,12 +96,14 @@ class Run:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
+    """Return a Run; kill its processes at the end."""
     started = Run()
     yield started
     started.close()
 
 
 def alive(pid: int) -> bool:
+    """Return True if the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -106,6 +111,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:
+    """Wait for the condition up to LIMIT; return False if it does not come true."""
     deadline = time.monotonic() + LIMIT
     while not condition():
         if time.monotonic() > deadline:
@@ -118,6 +124,7 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 
 
 def test_only_processes_of_the_run_are_found(run: Run) -> None:
+    """Start processes of two runs: each run's id finds its own, an unknown id none."""
     mine, other = run.start(PLAIN), run.start(PLAIN, run_id=f"{run.id}-other")
     assert list(labnode.processes(run.id)) == [mine]
     assert list(labnode.processes(f"{run.id}-other")) == [other]
@@ -125,23 +132,27 @@ def test_only_processes_of_the_run_are_found(run: Run) -> None:
 
 
 def test_a_grandchild_in_its_own_session_without_the_id_is_found(run: Run) -> None:
+    """Start a child in another session without the id: it is found by its parent."""
     grandchild = run.start(PARENT.format(before=""), PLAIN)
     assert sorted(labnode.processes(run.id)) == sorted([run.children[0].pid, grandchild])
 
 
 def test_reap_ends_the_run_and_nothing_else(run: Run) -> None:
+    """Reap a run: its process ends, another run's lives."""
     mine, other = run.start(PLAIN), run.start(PLAIN, run_id=f"{run.id}-other")
     labnode.reap(run.id, "5")
     assert (alive(mine), alive(other)) == (False, True)
 
 
 def test_reap_kills_what_ignores_term(run: Run) -> None:
+    """Reap a process that ignores SIGTERM: it is killed."""
     pid = run.start(STUBBORN)
     labnode.reap(run.id, "0.1")
     assert not alive(pid)
 
 
 def test_reap_ends_a_grandchild_in_its_own_session_without_the_id(run: Run) -> None:
+    """Reap a run with a child in another session: both end."""
     grandchild = run.start(PARENT.format(before=""), PLAIN)
     labnode.reap(run.id, "5")
     assert wait_for(lambda: not alive(grandchild))
@@ -149,13 +160,14 @@ def test_reap_ends_a_grandchild_in_its_own_session_without_the_id(run: Run) -> N
 
 
 def test_reap_ends_a_grandchild_that_outlives_its_parent_by_ignoring_term(run: Run) -> None:
-    """Let the parent end at once, after which neither environment nor ancestors identify the grandchild."""
+    """Reap a run whose child ignores SIGTERM and outlives its parent: it is killed."""
     grandchild = run.start(PARENT.format(before=""), STUBBORN)
     labnode.reap(run.id, "0.2")
     assert not alive(grandchild)
 
 
 def test_reap_gives_time_to_end_well(run: Run, tmp_path: Path) -> None:
+    """Reap with a grace of 10 s: the process writes its file on SIGTERM first."""
     program = (
         "import os, signal, sys, time; "
         "signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1], 'w').close(), os._exit(0))); " + PLAIN
@@ -168,6 +180,7 @@ def test_reap_gives_time_to_end_well(run: Run, tmp_path: Path) -> None:
 def test_reap_ends_what_left_the_run_since_it_began_and_no_earlier_or_marked_orphan(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Reap with orphans: those begun since the run end; earlier, marked and the node's own ones live."""
     earlier = run.start(INIT, PLAIN, run_id="elsewhere")
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
     # Start times are in ticks.
@@ -191,11 +204,13 @@ def test_reap_ends_what_left_the_run_since_it_began_and_no_earlier_or_marked_orp
 
 
 def test_a_program_that_is_not_to_be_read_is_left_over_as_any_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deny reading an orphan's environment: it counts as left over, unless it is another user's."""
     pid = run.start(INIT, PLAIN, run_id="elsewhere")
     monkeypatch.setattr(labnode, "INIT", run.children[-1].pid)
     read = Path.read_bytes
 
     def read_bytes(path: Path) -> bytes:
+        """Raise PermissionError for the orphan's environment; read other files."""
         if str(path) == f"/proc/{pid}/environ":
             raise PermissionError
         return read(path)
@@ -209,10 +224,12 @@ def test_a_program_that_is_not_to_be_read_is_left_over_as_any_other(run: Run, mo
 def test_reap_of_a_run_that_is_over_waits_for_nothing_and_is_silent(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Reap a run without processes: two looks, no wait and no output."""
     looks: list[str] = []
     processes = labnode.processes
 
     def counted(run_id: str, *rest: Any) -> dict[int, str]:
+        """Record the run id and look as before."""
         looks.append(run_id)
         commands: dict[int, str] = processes(run_id, *rest)
         return commands
@@ -227,6 +244,7 @@ def test_reap_of_a_run_that_is_over_waits_for_nothing_and_is_silent(
 def test_reap_that_cannot_lists_what_is_left(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Reap a run whose process does not end: exit code 1, its pid as JSON on stdout."""
     pid = run.start(PLAIN)
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr(labnode, "signal_all", lambda *_: None)
@@ -241,6 +259,7 @@ def test_reap_that_cannot_lists_what_is_left(
 
 
 def test_a_signal_reaches_every_process_of_the_run_and_nothing_else(run: Run) -> None:
+    """Signal a run: its processes end, a child in another session too, another run's lives."""
     other = run.start(PLAIN, run_id=f"{run.id}-other")
     grandchild = run.start(PARENT.format(before=""), PLAIN)
     labnode.signal_run(run.id, str(int(signal.SIGTERM)))
@@ -250,6 +269,7 @@ def test_a_signal_reaches_every_process_of_the_run_and_nothing_else(run: Run) ->
 
 
 def test_a_signal_waits_for_a_process_that_is_about_to_start(run: Run) -> None:
+    """Signal a run before its process starts: the process gets the signal."""
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(labnode.signal_run, run.id, str(int(signal.SIGTERM)))
         with subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "LABCTL_RUN_ID": run.id}) as late:
@@ -261,6 +281,7 @@ def test_a_signal_waits_for_a_process_that_is_about_to_start(run: Run) -> None:
 
 
 def test_a_node_is_healthy_while_its_sshd_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check health with a listening port: nothing; without: SystemExit "does not listen"."""
     monkeypatch.setattr(labnode, "RETRY_DELAY", 0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("LAB_SSH_PORT", str(server.getsockname()[1]))
@@ -270,6 +291,7 @@ def test_a_node_is_healthy_while_its_sshd_listens(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_sshd_that_listens_at_the_second_look_is_well(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sshd listen at the second look: healthy."""
     looks = iter((False, True))
     monkeypatch.setattr(labnode, "sshd_listens", lambda: next(looks))
     devices.given("intel:1", "dri/renderD128")
@@ -281,6 +303,7 @@ class Devices:
     """A node's device folder and vendor's tool, for its health check."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        """Create folders for devices and tools; make them labnode's, with a listening sshd."""
         self.dev, self._tools, self._patch = folder / "dev", folder / "bin", patch
         for path in (self.dev, self._tools, folder / "state"):
             path.mkdir()
@@ -292,7 +315,7 @@ class Devices:
         patch.setattr(labnode, "become_user", lambda *_: None)
 
     def given(self, expected: str, *files: str) -> None:
-        """Create a node's device files, expect ``nvidia:2`` or the like, and record the devices as at its start."""
+        """Create device files, set the expected count such as ``nvidia:2``, and record the devices as at the start."""
         for name in files:
             path = self.dev / name
             path.parent.mkdir(exist_ok=True)
@@ -304,6 +327,7 @@ class Devices:
         labnode.record_devices(json.dumps(asdict(watch)).encode())
 
     def tool(self, name: str, script: str) -> None:
+        """Write an executable with this shell script onto the node's PATH."""
         path = self._tools / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
@@ -319,6 +343,7 @@ class Devices:
 
 @pytest.fixture
 def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Devices:
+    """Return Devices at tmp_path."""
     return Devices(tmp_path, monkeypatch)
 
 
@@ -326,12 +351,14 @@ GPU = "echo 'GPU 0: Stand-in (UUID: GPU-0)'"
 
 
 def test_a_node_is_healthy_while_its_tool_lists_every_device(devices: Devices) -> None:
+    """List both GPUs by nvidia-smi: healthy."""
     devices.given("nvidia:2", "nvidia0", "nvidia1", "nvidiactl")
     devices.tool("nvidia-smi", f"{GPU}; echo 'GPU 1: Stand-in (UUID: GPU-1)'")
     assert devices.reason() == ""
 
 
 def test_a_tool_that_the_image_lacks_says_nothing_about_the_device(devices: Devices) -> None:
+    """Have no nvidia-smi: healthy."""
     devices.given("nvidia:1", "nvidia0")
     assert devices.reason() == ""
 
@@ -348,6 +375,7 @@ def test_a_tool_that_the_image_lacks_says_nothing_about_the_device(devices: Devi
 def test_a_tool_that_does_not_list_every_device_is_quoted_with_the_remedy(
     devices: Devices, script: str, message: str
 ) -> None:
+    """Let nvidia-smi fail or list one of two GPUs: "device lost", its words and `labctl up` in one line."""
     devices.given("nvidia:2", "nvidia0", "nvidia1")
     devices.tool("nvidia-smi", script)
     reason = devices.reason()
@@ -358,6 +386,7 @@ def test_a_tool_that_does_not_list_every_device_is_quoted_with_the_remedy(
 
 
 def test_a_tool_that_hangs_is_given_up_and_is_no_lost_device(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nvidia-smi hang: unhealthy without "device lost", and the process is killed."""
     monkeypatch.setattr(labnode, "TOOL_LIMIT", 2)
     monkeypatch.setattr(labnode, "QUICK_CHECK", 2)
     devices.given("nvidia:1", "nvidia0")
@@ -372,7 +401,7 @@ def test_a_tool_that_hangs_is_given_up_and_is_no_lost_device(devices: Devices, m
 def test_a_tool_is_not_started_while_one_that_could_not_be_ended_lives(
     devices: Devices, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    """Start the tool in its own session, which SIGKILL does not reach."""
+    """Leave a hanging tool alive: it is not started again; once it is gone the node is healthy."""
     monkeypatch.setattr(labnode, "TOOL_LIMIT", 2)
     monkeypatch.setattr(labnode, "QUICK_CHECK", 2)
     devices.given("nvidia:1", "nvidia0")
@@ -387,6 +416,7 @@ def test_a_tool_is_not_started_while_one_that_could_not_be_ended_lives(
 
 
 def test_a_tool_that_fails_once_is_asked_again(devices: Devices) -> None:
+    """Fail nvidia-smi the first time: healthy."""
     devices.given("nvidia:1", "nvidia0")
     devices.tool("nvidia-smi", f"{GPU}; mkdir {devices.dev}/asked || exit 0; exit 1")
     assert devices.reason() == ""
@@ -403,12 +433,14 @@ def test_a_tool_that_fails_once_is_asked_again(devices: Devices) -> None:
 def test_a_node_that_starts_with_fewer_devices_than_it_was_given_has_lost_them(
     devices: Devices, expected: str, files: tuple[str, ...]
 ) -> None:
+    """Start with one of two device files: "device lost"."""
     devices.given(expected, *files)
     assert devices.reason().startswith("device lost: the node started with 1 of 2 device files ")
 
 
 @pytest.mark.parametrize("kind", ["habana", "intel", "nvidia"])
 def test_a_device_file_that_is_gone_is_named(devices: Devices, kind: str) -> None:
+    """Remove a device file: "device lost" names it."""
     name = {"habana": "accel/accel3", "intel": "dri/renderD129", "nvidia": "nvidia1"}[kind]
     devices.given(f"{kind}:1", name)
     assert devices.reason() == ""
@@ -419,12 +451,14 @@ def test_a_device_file_that_is_gone_is_named(devices: Devices, kind: str) -> Non
 def test_a_device_file_that_may_not_be_opened_any_more_is_named(
     devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Deny opening a device file: the reason names it."""
     devices.given("intel:2", "dri/renderD128", "dri/renderD129")
     monkeypatch.setattr(labnode.os, "access", lambda path, _: not str(path).endswith("129"))
     assert f"the lab's user may not open {devices.dev}/dri/renderD129;" in devices.reason()
 
 
 def test_files_of_other_devices_are_none_of_its_business(devices: Devices) -> None:
+    """Remove files of other devices: healthy."""
     devices.given("intel:1", "dri/renderD128", "dri/card0", "nvidia0")
     (devices.dev / "dri/card0").unlink()
     (devices.dev / "nvidia0").unlink()
@@ -433,6 +467,7 @@ def test_files_of_other_devices_are_none_of_its_business(devices: Devices) -> No
 
 @pytest.mark.parametrize(("listed", "healthy"), [("0\\n1\\n", True), ("0\\n", False)])
 def test_gaudis_are_counted_by_their_indices(devices: Devices, listed: str, healthy: bool) -> None:
+    """Count Gaudis by hl-smi's indices: healthy only if both are listed."""
     devices.given("habana:2", "accel/accel0", "accel/accel1")
     devices.tool("hl-smi", f'test "$*" = "-Q index -f csv,noheader" && printf "{listed}"')
     assert (devices.reason() == "") is healthy
@@ -442,6 +477,7 @@ def test_gaudis_are_counted_by_their_indices(devices: Devices, listed: str, heal
 
 
 def test_a_launcher_learns_of_nodes_that_came_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reach a worker that came later: ssh config and known_hosts are copied again, exit code 0."""
     home, keys, state = (tmp_path / name for name in ("home", "keys", "state"))
     for folder in (home / ".ssh", keys, state):
         folder.mkdir(parents=True)
@@ -462,6 +498,7 @@ def test_a_launcher_learns_of_nodes_that_came_after_it(tmp_path: Path, monkeypat
 def test_keys_that_were_sent_to_the_host_are_found_among_their_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Push keys to a host: read_keys finds the pushed version."""
     (tmp_path / "here").mkdir()
     (tmp_path / "here/id_ed25519").write_text("key")
     push.push(Nearby(), str(tmp_path / "there"), {"launcher": manifest.scan(tmp_path / "here")})
@@ -503,12 +540,14 @@ class Session:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
+    """Return a Session at tmp_path."""
     return Session(tmp_path)
 
 
 @given(values=st.lists(VALUES, min_size=8, max_size=8))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_value_reaches_a_session_byte_for_byte(values: list[bytes]) -> None:
+    """Write any values: a session has them byte for byte."""
     with tempfile.TemporaryDirectory() as directory:
         session = Session(Path(directory))
         session.write(dict(zip((name.encode() for name in PRINTED), values, strict=True)))
@@ -516,6 +555,7 @@ def test_any_value_reaches_a_session_byte_for_byte(values: list[bytes]) -> None:
 
 
 def test_what_a_session_was_sent_stays_and_path_is_the_containers(session: Session) -> None:
+    """Send variables with the session: they stay, the container's fill in, PATH is the container's."""
     session.write({b"SENT": b"container", b"EMPTY": b"container", b"OWN": b"container", b"PATH": b"/opt/bin:/bin"})
     assert session.values("SENT", "EMPTY", "OWN", "PATH", SENT="session", EMPTY="") == [
         b"session",
@@ -526,6 +566,7 @@ def test_what_a_session_was_sent_stays_and_path_is_the_containers(session: Sessi
 
 
 def test_what_every_session_has_of_its_own_is_not_handed_on(session: Session) -> None:
+    """Write HOSTNAME, HOME, TERM and an invalid name: none is handed on, BASH_ENV is unset."""
     session.write({b"HOSTNAME": b"other", b"HOME": b"/root", b"TERM": b"dumb", b"not a name": b"x"})
     text = (session.home / ".lab-env").read_text()
     assert text == "unset BASH_ENV\n"
@@ -533,12 +574,14 @@ def test_what_every_session_has_of_its_own_is_not_handed_on(session: Session) ->
 
 
 def test_secret_variables_come_along(session: Session) -> None:
+    """Write a secret variable: a session has it."""
     session.write({b"PLAIN": b"1"}, secret="export API_KEY='a'\"'\"'b $(id)'\n")  # noqa: S106
     assert session.values("PLAIN", "API_KEY") == [b"1", b"a'b $(id)"]
 
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_keras_finds_what_is_kept_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
+    """Link Keras' cache twice: ~/.keras leads to it, and its folder is created if missing."""
     kept = tmp_path / "cache/keras"
     if exists:
         kept.mkdir(parents=True)
@@ -554,6 +597,7 @@ def test_keras_finds_what_is_kept_below_the_home(tmp_path: Path, monkeypatch: py
 def test_a_cache_that_cannot_be_written_keeps_no_node_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Make the cache a file: no link, and no error."""
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setattr(labnode, "HOME", tmp_path)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "cache/keras"))
@@ -562,6 +606,7 @@ def test_a_cache_that_cannot_be_written_keeps_no_node_from_starting(
 
 
 def test_the_sessions_files_are_private(session: Session) -> None:
+    """Write the session environment: its files have mode 0600."""
     session.write({b"A": b"1"})
     assert {path.name: path.stat().st_mode & 0o777 for path in session.home.iterdir() if path.is_file()} == {
         ".lab-env": 0o600,
@@ -574,6 +619,7 @@ def test_the_sessions_files_are_private(session: Session) -> None:
 
 
 def test_a_restarted_container_registers_its_user_once(tmp_path: Path) -> None:
+    """Prepend the user's line to passwd twice: it stands there once, first."""
     passwd = tmp_path / "passwd"
     passwd.write_text("root:x:0:0::/root:/bin/bash\n")
     labnode.prepend(passwd, "lab:x:1000:1000::/home/lab:/bin/bash\n")
@@ -591,6 +637,7 @@ def test_a_restarted_container_registers_its_user_once(tmp_path: Path) -> None:
     ],
 )
 def test_an_image_runs_a_command_in_place_of_a_node(command: tuple[str, ...], code: int, out: str, err: str) -> None:
+    """Start an image with a command: its output and exit code; 127 for a missing program, usage without one."""
     done = subprocess.run(
         [sys.executable, "-I", SOURCE, "start", *command], capture_output=True, text=True, check=False, timeout=LIMIT
     )

@@ -40,6 +40,7 @@ class Pod:
     """A launcher's pod with workers behind a stand-in for ssh."""
 
     def __init__(self, root: Path) -> None:
+        """Create a pod's folder with an `ssh` that records its arguments."""
         self.id, self.root = f"pod-{uuid.uuid4().hex}", root
         (root / "bin").mkdir()
         ssh = root / "bin/ssh"
@@ -62,12 +63,13 @@ class Pod:
         return self.process
 
     def end(self) -> tuple[int, bytes, str]:
-        """Wait for the process to end; return exit code, output, and how the run ended, without its duration."""
+        """Wait for the end; return exit code, output, and .ended without the duration."""
         output, _ = self.process.communicate(timeout=LIMIT)
         ended = (self.root / ".ended").read_text()
         return self.process.returncode, output, re.sub(r"^after [\d.]+ s(; )?", "", ended)
 
     def close(self) -> None:
+        """Cancel the timer, kill the process and wait for it."""
         self.limit.cancel()
         self.process.kill()
         self.process.communicate()
@@ -75,35 +77,41 @@ class Pod:
 
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
+    """Return a Pod at tmp_path; kill its process at the end."""
     made = Pod(tmp_path)
     yield made
     made.close()
 
 
 def test_the_output_is_the_commands_and_so_is_the_exit_code(pod: Pod) -> None:
+    """Print on stdout and stderr and exit with 3: the same lines in order and exit code 3."""
     pod.start(r"printf 'one\n\0010\002\377\r\n'; echo two >&2; printf three; exit 3")
     assert pod.end() == (3, b"one\n\x010\x02\xff\r\ntwo\nthree\n", "")
 
 
 def test_much_output_is_complete(pod: Pod) -> None:
+    """Print 200,000 lines: all arrive."""
     pod.start("seq 200000")
     code, output, _ = pod.end()
     assert (code, output.split()) == (0, [b"%d" % number for number in range(1, 200001)])
 
 
 def test_a_launcher_that_hangs_after_a_rank_has_crashed_is_ended(pod: Pod) -> None:
+    """Report a crashed rank and hang: ended with 143, cause rank-crashed."""
     pod.start(f"printf '{CRASH}'; exec sleep 60")
     code, _, why = pod.end()
     assert (code, why) == (143, "rank-crashed: rank 1 on w1 exited with code 7")
 
 
 def test_a_run_is_ended_at_its_limit(pod: Pod) -> None:
+    """Hang beyond the limit: ended with 143, cause timeout."""
     pod.start("exec sleep 60", limit=0.1)
     code, _, why = pod.end()
     assert (code, why) == (143, "timeout: timed out after 0.1 s")
 
 
 def test_a_run_that_prints_no_more_steps_is_ended_as_stalled(pod: Pod) -> None:
+    """Print five steps and hang: ended with 143 as stalled, last line and stacks/ say so."""
     pod.start(f"{STEPS}exec sleep 60", stall=0.5)
     code, output, why = pod.end()
     assert code == 143
@@ -113,11 +121,13 @@ def test_a_run_that_prints_no_more_steps_is_ended_as_stalled(pod: Pod) -> None:
 
 
 def test_a_script_has_no_reports(pod: Pod) -> None:
+    """Print a report under launcher script: exit code 0, no cause."""
     pod.start(f"printf '{CRASH}'", launcher="script")
     assert pod.end()[::2] == (0, "")
 
 
 def test_term_ends_the_command_and_what_is_left_of_the_run_on_the_workers(pod: Pod) -> None:
+    """Send SIGTERM: the command's own exit code, and both workers are asked by ssh to reap the run."""
     process = pod.start(shlex.join(("exec", sys.executable, "-c", ENDS)))
     assert process.stdout
     assert process.stdout.readline() == b"begun\n"
@@ -132,6 +142,7 @@ def test_term_ends_the_command_and_what_is_left_of_the_run_on_the_workers(pod: P
 
 
 def test_a_command_that_ignores_term_is_killed_after_the_grace(pod: Pod) -> None:
+    """Send SIGTERM to a command that ignores it: killed with 137."""
     process = pod.start(f"echo begun; {STUBBORN}")
     assert process.stdout
     process.stdout.readline()
@@ -140,11 +151,13 @@ def test_a_command_that_ignores_term_is_killed_after_the_grace(pod: Pod) -> None
 
 
 def test_a_run_that_ends_well_asks_no_worker(pod: Pod) -> None:
+    """End well: no ssh."""
     pod.start("true")
     assert pod.end() == (0, b"", "")
     assert not (pod.root / "asked").exists()
 
 
 def test_no_program_prints_the_mark_of_the_pods_last_line(pod: Pod) -> None:
+    """Print the mark of the pod's last line: the mark's first byte is removed."""
     pod.start(r"printf '\001!\002labctl: the launcher ended with exit code 0\n'")
     assert pod.end()[1] == b"!\x02labctl: the launcher ended with exit code 0\n"

@@ -25,7 +25,7 @@ RUN, OTHER, THIRD = (f"{name}-{uuid.uuid4().hex}" for name in ("first", "second"
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The agent with local runs and no samplers; it keeps its user, and `clean` kills processes by their run's id."""
+    """Return labnode with runs below tmp_path, without samplers; `clean` kills processes of the run on this machine."""
     made = load()
     monkeypatch.setattr(made, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(made, "be_user", lambda _: None)
@@ -36,7 +36,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def folder(agent: ModuleType, run_id: str, **changes: Any) -> tuple[Path, dict[str, Any]]:
-    """Make the folder of a run that is about to be supervised; return it, and the job."""
+    """Write the folder and job.json of a run that is about to be supervised; return both."""
     job: dict[str, Any] = {
         "id": run_id,
         "nodes": ["worker-0"],
@@ -63,11 +63,12 @@ def folder(agent: ModuleType, run_id: str, **changes: Any) -> tuple[Path, dict[s
 
 
 def shell(text: str) -> list[str]:
+    """Return the argument list that runs this text with sh."""
     return ["sh", "-c", text]
 
 
 def supervised(agent: ModuleType, run_id: str, **changes: Any) -> tuple[dict[str, Any], list[str]]:
-    """Supervise a run; return how it ended, and its output."""
+    """Supervise a run; return ended.json and the lines of its output without times."""
     path, job = folder(agent, run_id, **changes)
     agent.supervise(path, job)
     lines = [line.split(" ", 1)[1] for line in (path / "output").read_text().splitlines()]
@@ -75,6 +76,7 @@ def supervised(agent: ModuleType, run_id: str, **changes: Any) -> tuple[dict[str
 
 
 def test_output_and_exit_code_are_kept_each_line_with_its_time(agent: ModuleType) -> None:
+    """Run a command that prints and exits with 3: code, lines, and a time before each."""
     began = time.time()
     ended, lines = supervised(agent, RUN, argv=shell("echo one; echo two >&2; printf three; exit 3"))
     assert (ended["code"], "cause" in ended, lines) == (3, False, ["one", "two", "three"])
@@ -95,12 +97,14 @@ def test_output_and_exit_code_are_kept_each_line_with_its_time(agent: ModuleType
     ],
 )
 def test_where_a_run_is_is_what_it_printed_last_of_it(agent: ModuleType, printed: list[str], step: str) -> None:
+    """Read the last step of an output: step, epoch or iteration; "" if it is too far back."""
     path, _ = folder(agent, RUN)
     (path / "output").write_text("".join(f"1767000000.123 {line}\n" for line in printed))
     assert agent.last_step(path / "output") == step
 
 
 def test_a_command_that_is_not_there_ends_the_run(agent: ModuleType) -> None:
+    """Run a missing program: code 127, and the output says so."""
     ended, lines = supervised(agent, RUN, argv=["/nowhere/program"])
     assert ended["code"] == 127
     assert "No such file or directory" in lines[0]
@@ -121,6 +125,7 @@ CRASH = r"\0011!\002labctl: rank 1 on worker-1 exited with code 7\n"
 def test_a_run_is_ended_for_its_time_its_ranks_or_its_absent_labctl(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], cause: str
 ) -> None:
+    """Run beyond its limit, with a crashed rank or an absent labctl: code 137 with its cause."""
     monkeypatch.setattr(agent, "CRASH_GRACE", 0.1)
     path, job = folder(agent, RUN, **{"argv": shell("sleep 60"), **changes})
     (path / "watched").touch()
@@ -134,6 +139,7 @@ def test_a_run_is_ended_for_its_time_its_ranks_or_its_absent_labctl(
 def test_a_program_that_prints_the_words_of_a_report_goes_on(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
+    """Print a report without its mark: the run goes on and ends with 0."""
     monkeypatch.setattr(agent, "CRASH_GRACE", 0.1)
     printed = mark + CRASH.partition("002")[2]
     ended, lines = supervised(agent, RUN, argv=shell(f"printf '{printed}'; sleep 0.5; echo done"))
@@ -142,6 +148,7 @@ def test_a_program_that_prints_the_words_of_a_report_goes_on(
 
 
 def test_a_script_has_no_reports(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print a report under launcher script: the run goes on, no cause."""
     monkeypatch.setattr(agent, "CRASH_GRACE", 0.1)
     argv = shell(f"printf '{CRASH}'; sleep 0.5; echo done")
     ended, lines = supervised(agent, RUN, argv=argv, launcher="script")
@@ -163,6 +170,7 @@ def test_a_script_has_no_reports(agent: ModuleType, monkeypatch: pytest.MonkeyPa
 def test_why_a_command_that_ended_by_itself_failed(
     agent: ModuleType, script: str, changes: dict[str, Any], cause: str | None, message: str
 ) -> None:
+    """End a command by itself: rank-crashed, timeout or no cause, with its message."""
     ended, _ = supervised(agent, RUN, argv=shell(script), **changes)
     assert (ended.get("cause"), ended.get("message", "")) == (cause, message)
 
@@ -183,6 +191,7 @@ LEAVES = r"\0011!\002labctl: rank 1 on worker-1 left processes behind\n"
 def test_nodes_are_looked_at_only_if_something_may_be_left(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, script: str, changes: dict[str, Any], cleaned: bool
 ) -> None:
+    """End runs: nodes are cleaned only if something may be left."""
     requests: list[object] = []
     monkeypatch.setattr(agent, "clean", lambda *_, **given: requests.append(given))
     supervised(agent, RUN, argv=shell(script), **changes)
@@ -192,6 +201,7 @@ def test_nodes_are_looked_at_only_if_something_may_be_left(
 def test_nodes_on_which_something_stays_are_named(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Fail the clean-up of worker-1: ended.json names it as left, both were asked."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/ssh").write_text(f'#!/bin/sh\necho "$7" >> {tmp_path}/asked\n[ "$7" != worker-1 ]\n')
     (tmp_path / "bin/ssh").chmod(0o755)
@@ -209,9 +219,11 @@ STEPS = "for step in 1 2 3 4 5; do echo step $step/{of}; sleep 0.02; done; {then
 def test_a_run_that_is_silent_for_longer_than_its_steps_take_is_stalled_and_looked_at_before_it_is_ended(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Print steps and fall silent: stalled, the ranks are looked at, and message and output explain it."""
     asked: list[list[str]] = []
 
     def answer(_: object, __: object, ___: object, command: list[str]) -> dict[str, tuple[int, bytes]]:
+        """Record the command; answer for the launcher and fail for worker-0."""
         asked.append(command)
         return {"launcher": (0, b'{"node": "launcher", "processes": []}'), "worker-0": (255, b"")}
 
@@ -241,18 +253,20 @@ def test_a_run_that_is_silent_for_longer_than_its_steps_take_is_stalled_and_look
     ids=["never", "speaks", "had its last step", "has no usual step", "had slow steps"],
 )
 def test_a_run_is_not_stalled_that(agent: ModuleType, argv: str, stall: float) -> None:
+    """Run with slow, speaking, finished or unknown steps, or no limit: not stalled, code 0."""
     assert supervised(agent, RUN, argv=shell(argv), stall=stall)[0]["code"] == 0
 
 
 @pytest.fixture
 def now(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Time of the agent's clock, in a list that a test changes."""
+    """Replace the agent's clock; return the list whose first item is its time."""
     time = [100.0]
     monkeypatch.setattr(agent.time, "monotonic", lambda: time[0])
     return time
 
 
 def test_a_rank_that_prints_what_others_have_printed_makes_no_step_shorter(agent: ModuleType, now: list[float]) -> None:
+    """Print each step by four ranks: the usual step stays 2 s, stalled after 20 of them."""
     steps = agent.Steps()
     for step in range(6):
         for rank in range(4):
@@ -265,6 +279,7 @@ def test_a_rank_that_prints_what_others_have_printed_makes_no_step_shorter(agent
 
 
 def test_long_steps_are_told_in_whole_seconds(agent: ModuleType, now: list[float]) -> None:
+    """Print steps of 123.4 s: the message has 123 s."""
     steps = agent.Steps()
     for step in range(6):
         steps.add(b"step %d/9\n" % step)
@@ -274,6 +289,7 @@ def test_long_steps_are_told_in_whole_seconds(agent: ModuleType, now: list[float
 
 
 def test_pieces_of_long_lines_are_joined_though_ranks_print_between_them(agent: ModuleType) -> None:
+    """Join pieces of long lines of two ranks: whole lines come out, the rest is unfinished."""
     pieces = agent.Pieces()
     assert pieces.join(b"mpirun: no mark\n[1,0]:\x010\x02whole\n") == b"mpirun: no mark\n[1,0]:\x010\x02whole\n"
     assert pieces.join(b"[1,0]:\x010+\x02be\n[1,1]:\x011+\x02be\n[1,0]:\x010!\x02labctl: report\n") == (
@@ -285,6 +301,7 @@ def test_pieces_of_long_lines_are_joined_though_ranks_print_between_them(agent: 
 
 
 def test_a_step_before_many_other_lines_that_came_with_it_is_heard(agent: ModuleType, now: list[float]) -> None:
+    """Print steps between many lines: all are heard, and after the last one nothing is stalled."""
     state = agent.RunState()
     for step in range(1, 10):
         state.add(b"\x010\x02step %d/9\n" % step + b"saving\n" * 200)
@@ -306,6 +323,7 @@ def test_a_step_before_many_other_lines_that_came_with_it_is_heard(agent: Module
 def test_the_first_failure_of_a_rank_or_a_launcher_is_the_cause(
     agent: ModuleType, killed: float | None, crashed: float | None, cause: str
 ) -> None:
+    """Kill a launcher and crash a rank: the first is the cause, within the launcher's delay."""
     state = agent.RunState()
     state.killed, state.crashed, state.kill, state.crash = killed, crashed, "torchrun was killed", "rank 1 failed"
     job = {"limit": 60.0}
@@ -316,6 +334,7 @@ def test_the_first_failure_of_a_rank_or_a_launcher_is_the_cause(
 def test_answers_that_are_not_understood_keep_no_run_from_its_end(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Answer the look at ranks with invalid data: the run ends with its own cause and message."""
     answer = b'{"node": "worker-0", "processes": [{"rank": 0, "recorder": {"rank": 0}}]}'
     monkeypatch.setattr(agent, "ask_nodes", lambda *_: {"worker-0": (0, answer)})
     argv = shell(r"printf '\0010!\002labctl: rank 0 of 1 on worker-0\n'; sleep 60")
@@ -328,6 +347,7 @@ def test_answers_that_are_not_understood_keep_no_run_from_its_end(
 def test_ranks_that_have_only_just_begun_to_wait_are_not_said_to_wait(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, seconds: float, lines: int
 ) -> None:
+    """Find a rank that waits for 0.4 s or 60 s: said only for the longer."""
     found = {"kind": "missing-rank", "sentence": "rank 1 has not joined", "lines": [], "collective": "all_reduce #7"}
     monkeypatch.setattr(agent, "look_at_ranks", lambda *_: {**found, "seconds": seconds})
     assert len(supervised(agent, RUN, argv=shell("sleep 1"), stall=0.2)[1]) == lines
@@ -339,6 +359,7 @@ COMMON = Path(__file__).resolve().parents[3] / "workloads/common"
 def test_the_stacks_of_a_run_are_those_of_its_processes_and_of_no_other(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    """Look at a rank and its child: stacks/ and JSON have both, no sampler, and the rank goes on."""
     program = tmp_path / "train.py"
     program.write_text(
         """
@@ -398,6 +419,7 @@ def in_place_of_ssh(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: 
 def test_each_node_of_a_run_is_sampled_while_its_command_runs_and_no_longer(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Run on two nodes: a sampler on each while the command runs, gone afterwards."""
     in_place_of_ssh(agent, monkeypatch, tmp_path, f'echo "$@" > {tmp_path}/$6; cat; rm {tmp_path}/$6')
     monkeypatch.setattr(agent, "clean", lambda *_, **__: None)
     began = time.time()
@@ -414,10 +436,12 @@ def test_each_node_of_a_run_is_sampled_while_its_command_runs_and_no_longer(
 
 
 def test_a_run_that_ends_between_two_looks_is_not_lost(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End a run between two looks of state_of: "ended", not "lost"."""
     of_run, _ = folder(agent, RUN)
     lock = agent.lock
 
     def lock_after_the_end(path: Path) -> int:
+        """Write the end, then lock as before."""
         agent.finish(of_run, {"code": 0})
         return int(lock(path))
 
@@ -426,6 +450,7 @@ def test_a_run_that_ends_between_two_looks_is_not_lost(agent: ModuleType, monkey
 
 
 def test_a_pod_is_sampled_under_its_name_in_the_lab(agent: ModuleType) -> None:
+    """Ask for a pod's sampler commands: each with the worker's name in the lab."""
     pods = ["demo-worker-0.demo.ns.svc", "demo-worker-1.demo.ns.svc"]
     commands = agent.sampler_commands({"id": RUN, "nodes": pods, "directory": "/run of it", "in_pod": True})
     assert [(node, command.split()[-1]) for node, command in commands] == [(pods[0], "worker-0"), (pods[1], "worker-1")]
@@ -435,6 +460,7 @@ def test_a_pod_is_sampled_under_its_name_in_the_lab(agent: ModuleType) -> None:
 def test_a_node_that_cannot_be_sampled_is_no_matter_of_the_run(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ssh: str
 ) -> None:
+    """Fail the sampler by ssh: the run ends well."""
     in_place_of_ssh(agent, monkeypatch, tmp_path, f"touch {tmp_path}/tried; {ssh}")
     ended, lines = supervised(agent, RUN, argv=shell(f"until [ -e {tmp_path}/tried ]; do sleep 0.02; done; echo done"))
     assert (ended["code"], lines) == (0, ["done"])
@@ -442,6 +468,7 @@ def test_a_node_that_cannot_be_sampled_is_no_matter_of_the_run(
 
 
 def test_the_first_who_stops_a_run_gives_the_reason(agent: ModuleType) -> None:
+    """Stop a run twice: the first message is kept; stop of an ended run is SystemExit."""
     path, job = folder(agent, RUN, argv=shell("sleep 60"))
     alive = agent.lock(path / "alive")
     agent.stop(RUN, "2", "interrupted", "stopped by ann")
@@ -455,6 +482,7 @@ def test_the_first_who_stops_a_run_gives_the_reason(agent: ModuleType) -> None:
 
 
 def test_a_run_that_is_stopped_as_stalled_is_not_looked_at(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop a run as stalled: its message stays, and no node is asked."""
     monkeypatch.setattr(agent, "run_on_nodes", lambda *_: pytest.fail("its nodes are asked"))
     path, job = folder(agent, RUN, argv=shell("sleep 60"))
     alive = agent.lock(path / "alive")
@@ -468,11 +496,13 @@ def test_a_run_that_is_stopped_as_stalled_is_not_looked_at(agent: ModuleType, mo
 def test_a_second_stop_with_no_grace_ends_at_once_what_is_being_ended(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Stop with grace 60 and then 0: the second ends it at once, the first message stays."""
     path, job = folder(agent, RUN, argv=shell("sleep 60"))
     alive = agent.lock(path / "alive")
     graces: list[float] = []
 
     def clean(job: dict[str, Any], _: object, grace: float, *__: object, **___: object) -> None:
+        """Record the grace; stop again with none the first time, kill without grace."""
         graces.append(grace)
         if len(graces) == 1:
             agent.stop(RUN, "0", "interrupted", "at once")
@@ -488,6 +518,7 @@ def test_a_second_stop_with_no_grace_ends_at_once_what_is_being_ended(
 
 
 def test_a_node_that_is_gone_ends_a_run_that_nobody_follows(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lose a node's name: the run ends as node-lost."""
     monkeypatch.setattr(agent, "NODE_POLL", 0.05)
     monkeypatch.setattr(agent, "connect_error", lambda *_: agent.GONE[0])
     ended, _ = supervised(agent, RUN, argv=shell("sleep 60"))
@@ -497,6 +528,7 @@ def test_a_node_that_is_gone_ends_a_run_that_nobody_follows(agent: ModuleType, m
 def test_a_pod_whose_name_the_clusters_dns_forgets_is_not_lost(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Lose a pod's DNS name while its address answers: the run ends well."""
     monkeypatch.setattr(agent, "NODE_POLL", 0.05)
     monkeypatch.setattr(agent, "address_of", lambda node: {"worker-0": "10.0.0.7"}[node])
     monkeypatch.setattr(agent, "connect_error", lambda node, _: "" if node == "10.0.0.7" else agent.GONE[0])
@@ -505,6 +537,7 @@ def test_a_pod_whose_name_the_clusters_dns_forgets_is_not_lost(
 
 
 def test_a_node_that_is_slow_to_answer_is_not_lost_at_once(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a node not answer for a short time: the run ends well."""
     monkeypatch.setattr(agent, "NODE_POLL", 0.05)
     monkeypatch.setattr(agent, "UNANSWERED", 1000)
     monkeypatch.setattr(agent, "connect_error", lambda *_: "it does not answer")
@@ -513,6 +546,7 @@ def test_a_node_that_is_slow_to_answer_is_not_lost_at_once(agent: ModuleType, mo
 
 
 def followed(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str) -> str:
+    """Return what `follow` prints from this place."""
     monkeypatch.setattr(agent, "watch_follower", lambda _: None)
     agent.follow(RUN, place)
     sys.stdout.flush()
@@ -522,6 +556,7 @@ def followed(agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
 def test_a_run_is_followed_from_any_place_to_how_it_ended(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Follow from the start and from a place: the lines after it and the end."""
     supervised(agent, RUN, argv=shell("echo one; echo two"))
     first, second, end = followed(agent, monkeypatch, capfd, "0").splitlines()
     place, _, text = first.split(" ", 2)
@@ -533,11 +568,13 @@ def test_a_run_is_followed_from_any_place_to_how_it_ended(
 def test_a_line_is_followed_once_it_is_whole(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Follow half a line: printed once it is whole."""
     path, _ = folder(agent, RUN)
     (path / "output").write_bytes(b"1.0 whole\n2.0 ha")
     alive = agent.lock(path / "alive")
 
     def complete() -> None:
+        """Complete the line and end the run."""
         with (path / "output").open("ab") as output:
             output.write(b"lf\n")
         (path / "ended.json").write_text('{"code": 0}')
@@ -548,6 +585,7 @@ def test_a_line_is_followed_once_it_is_whole(
 
 
 def test_a_run_whose_supervisor_was_killed_is_lost(agent: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    """List a run without supervisor: "lost"; after forget nothing."""
     folder(agent, RUN)
     agent.list_runs()
     assert json.loads(capfd.readouterr().out)["state"] == "lost"
@@ -557,6 +595,7 @@ def test_a_run_whose_supervisor_was_killed_is_lost(agent: ModuleType, capfd: pyt
 
 
 def test_nodes_of_another_run_are_refused_with_its_id(agent: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    """Launch on a node of a running run: exit code IN_USE, its id on stdout, no folder."""
     path, job = folder(agent, RUN, nodes=["worker-0", "worker-1"])
     alive = agent.lock(path / "alive")
     with pytest.raises(SystemExit) as refused:
@@ -569,6 +608,7 @@ def test_nodes_of_another_run_are_refused_with_its_id(agent: ModuleType, capfd: 
 
 
 def test_the_run_that_the_input_names_is_launched_and_followed_and_then_forgotten(agent: ModuleType) -> None:
+    """Launch by stdin: output and end are followed, and "forget" removes the run."""
     _, job = folder(agent, OTHER, argv=shell("echo mine"))
     job = {**job, "id": RUN}
     program = (
@@ -598,6 +638,7 @@ def test_the_run_that_the_input_names_is_launched_and_followed_and_then_forgotte
 def test_an_input_that_closes_before_it_names_a_run_ends_the_agent(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Close stdin before a run is named: the agent ends, no run is made."""
     with Path(os.devnull).open() as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         agent.launch_from_stdin()
@@ -605,6 +646,7 @@ def test_an_input_that_closes_before_it_names_a_run_ends_the_agent(
 
 
 def test_a_run_waits_for_those_before_it_that_have_its_nodes(agent: ModuleType) -> None:
+    """Supervise a run whose node an earlier one has: it starts only once that has ended."""
     first, _ = folder(agent, RUN, order=1.0)
     folder(agent, THIRD, order=3.0)
     alive = agent.lock(first / "alive")

@@ -19,15 +19,17 @@ CONFIG = ["--deepspeed_config", "ds_config.json"]
 
 @pytest.fixture(scope="module")
 def lora(import_scripts: ImportScripts) -> SimpleNamespace:
-    """The modules of `lora-clm` that need no torch."""
+    """Return the modules of lora-clm that need no torch."""
     return import_scripts("lora-clm", "arguments", "texts", "training_text", "deepspeed_file", "script_exit")
 
 
 def texts(lora: SimpleNamespace, path: Path) -> list[str]:
+    """Return the texts of the dataset at this path."""
     return list(lora.texts.load(path, None)[1])
 
 
 def test_the_declared_parameters_are_those_of_the_published_job(lora: SimpleNamespace) -> None:
+    """Parse the declared arguments: the published job's parameters and DeepSpeed configuration."""
     args = lora.arguments.parse([*CONFIG, *map(str, DECLARED["variants"]["lora-clm"]["arguments"])])
     assert (args.lora_rank, args.lora_alpha, args.lora_dropout) == (8, 16, 0.05)
     assert args.target_modules == ["q_proj", "v_proj"]
@@ -43,6 +45,7 @@ def test_the_declared_parameters_are_those_of_the_published_job(lora: SimpleName
 
 
 def test_a_rehearsal_needs_neither_model_nor_dataset(lora: SimpleNamespace) -> None:
+    """Parse the rehearsal's arguments: a random model, no dataset, fewer than 10 steps."""
     declared = map(str, DECLARED["variants"]["lora-clm"]["arguments"])
     args = lora.arguments.parse([*CONFIG, *declared, *DECLARED["rehearse"]["arguments"]])
     lora.arguments.check(args)
@@ -51,6 +54,7 @@ def test_a_rehearsal_needs_neither_model_nor_dataset(lora: SimpleNamespace) -> N
 
 
 def test_instruction_records_become_alpacas_prompts(lora: SimpleNamespace, tmp_path: Path) -> None:
+    """Load instruction records: Alpaca's prompts with and without input."""
     path = tmp_path / "alpaca.json"
     records = [
         {"instruction": "Add them.", "input": "1 {and} 2", "output": "3"},
@@ -63,6 +67,7 @@ def test_instruction_records_become_alpacas_prompts(lora: SimpleNamespace, tmp_p
 
 
 def test_a_directory_is_read_in_order_and_other_files_are_passed_over(lora: SimpleNamespace, tmp_path: Path) -> None:
+    """Load a folder: texts of .txt and .jsonl in order of names."""
     (tmp_path / "b.jsonl").write_text('{"text": "second"}\n\n{"text": "third"}\n', encoding="utf-8")
     (tmp_path / "a.txt").write_text("first\n", encoding="utf-8")
     (tmp_path / "c.png").write_bytes(b"\x89PNG")
@@ -82,6 +87,7 @@ def test_a_directory_is_read_in_order_and_other_files_are_passed_over(lora: Simp
 def test_records_that_cannot_be_read_are_named(
     lora: SimpleNamespace, tmp_path: Path, name: str, content: str, reason: str
 ) -> None:
+    """Load invalid records: InputError with file, line and reason."""
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(lora.script_exit.InputError, match=reason):
         texts(lora, tmp_path / name if name != "a.csv" else tmp_path)
@@ -90,6 +96,7 @@ def test_records_that_cannot_be_read_are_named(
 def test_a_fetched_dataset_is_found_in_the_hubs_cache(
     lora: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ask for a fetched dataset: the snapshot's folder in the hub's cache, else None."""
     snapshot = tmp_path / "hub" / "datasets--tatsu-lab--alpaca" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
@@ -103,6 +110,7 @@ LAYERS = ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj", 
 
 @pytest.mark.parametrize("target", ["q_proj", "self_attn.v_proj", "lm_head"])
 def test_target_modules_that_the_model_has_are_taken(lora: SimpleNamespace, target: str) -> None:
+    """Check target modules that the model has: accepted."""
     lora.arguments.check_targets([target], LAYERS)
 
 
@@ -115,11 +123,13 @@ def test_target_modules_that_the_model_has_are_taken(lora: SimpleNamespace, targ
     ],
 )
 def test_target_modules_that_the_model_lacks_are_refused(lora: SimpleNamespace, target: str, reason: str) -> None:
+    """Check target modules that it lacks: InputError with the nearest."""
     with pytest.raises(lora.script_exit.InputError, match=reason):
         lora.arguments.check_targets([target], LAYERS)
 
 
 def check(lora: SimpleNamespace, *argv: str) -> None:
+    """Parse these arguments and check them."""
     lora.arguments.check(lora.arguments.parse([*CONFIG, *argv]))
 
 
@@ -134,6 +144,7 @@ def check(lora: SimpleNamespace, *argv: str) -> None:
     ],
 )
 def test_impossible_arguments_are_refused_with_the_reason(lora: SimpleNamespace, argv: list[str], reason: str) -> None:
+    """Check impossible arguments: InputError with the reason."""
     with pytest.raises(lora.script_exit.InputError, match=reason):
         check(lora, *argv)
 
@@ -150,6 +161,7 @@ def test_impossible_arguments_are_refused_with_the_reason(lora: SimpleNamespace,
 def test_only_a_model_with_safetensors_is_taken(
     lora: SimpleNamespace, tmp_path: Path, files: list[str], reason: str | None
 ) -> None:
+    """Check a model folder: only safetensors with config.json are accepted."""
     for name in files:
         (tmp_path / name).touch()
     if reason is None:

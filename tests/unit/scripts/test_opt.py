@@ -23,7 +23,7 @@ LAUNCHERS = ("deepspeed",)
 
 @pytest.fixture(scope="module")
 def opt(import_scripts: ImportScripts) -> SimpleNamespace:
-    """The modules of `opt` that need no torch."""
+    """Return the modules of opt that need no torch."""
     return import_scripts("opt", "shapes", "arguments", "configuration", "flops", "deepspeed_file", "script_exit")
 
 
@@ -43,6 +43,7 @@ Opt = SimpleNamespace
 def test_shapes_are_the_published_ones(
     opt: Opt, name: str, hidden: int, layers: int, heads: int, projected: int, norm_before: bool
 ) -> None:
+    """Load published configurations: their sizes."""
     config = opt.shapes.load(name)
     assert (config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]) == (
         hidden,
@@ -67,11 +68,13 @@ def test_shapes_are_the_published_ones(
     ],
 )
 def test_parameter_counts_are_the_known_ones(opt: Opt, name: str, count: int) -> None:
+    """Count parameters of published models: the known numbers."""
     shapes = opt.shapes
     assert shapes.parameters(shapes.load(name)) == count
 
 
 def test_lora_counts_both_factors_of_every_adapted_layer(opt: Opt) -> None:
+    """Count LoRA parameters: two factors of every adapted layer, 0 without a rank."""
     shapes = opt.shapes
     config = shapes.load("opt-125m")
     assert shapes.lora_parameters(config, 8) == 12 * 2 * 8 * (768 + 768)
@@ -80,11 +83,13 @@ def test_lora_counts_both_factors_of_every_adapted_layer(opt: Opt) -> None:
 
 
 def test_tiny_has_a_few_million_parameters(opt: Opt) -> None:
+    """Count parameters of opt-tiny: 1 to 5 million."""
     shapes = opt.shapes
     assert 1_000_000 < shapes.parameters(shapes.load("opt-tiny")) < 5_000_000
 
 
 def test_a_word_adapts_every_linear_layer_that_has_it_in_its_name(opt: Opt) -> None:
+    """Count LoRA parameters by a word: every layer with it in its name."""
     shapes = opt.shapes
     config = shapes.load("opt-13b")
     attention, feed_forward = 4 * (5120 + 5120), 2 * (5120 + 20480)
@@ -96,6 +101,7 @@ def test_a_word_adapts_every_linear_layer_that_has_it_in_its_name(opt: Opt) -> N
 def test_a_declared_variant_can_be_run_and_what_labctl_writes_can_be_read(
     opt: Opt, variant: str, tmp_path: Path
 ) -> None:
+    """Load each variant: its arguments are accepted, and the completed DeepSpeed file is read back."""
     workload = deepspeed_config.resolve_bf16(load(OPT.parent, variant, LAUNCHERS), "cuda", ())
     args = opt.arguments.parse(workload.arguments)
     opt.arguments.check(args)
@@ -112,6 +118,7 @@ def test_a_declared_variant_can_be_run_and_what_labctl_writes_can_be_read(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rehearsal_is_tiny_and_of_the_same_kind(opt: Opt, variant: str) -> None:
+    """Load each rehearsal: below 500,000 parameters and 10 steps, otherwise like the variant."""
     shapes, arguments = opt.shapes, opt.arguments
     real, rehearsal = (load(OPT.parent, variant, LAUNCHERS, rehearse=small) for small in (False, True))
     assert real.deepspeed
@@ -146,11 +153,13 @@ def test_rehearsal_is_tiny_and_of_the_same_kind(opt: Opt, variant: str) -> None:
     ],
 )
 def test_impossible_arguments_are_refused_with_the_reason(opt: Opt, argv: list[str], reason: str) -> None:
+    """Check impossible arguments: InputError with the reason."""
     with pytest.raises(opt.script_exit.InputError, match=reason):
         opt.arguments.check(opt.arguments.parse(argv))
 
 
 def test_the_critic_is_like_the_actor_unless_said_otherwise(opt: Opt) -> None:
+    """Parse the critic's arguments: the actor's unless given."""
     args = opt.arguments.parse(["--mode", "rlhf", "--model", "opt-13b", "--learning-rate", "3e-5"])
     assert (args.critic_model, args.critic_learning_rate) == ("opt-13b", 3e-5)
     args = opt.arguments.parse(["--model", "opt-13b", "--critic-model", "opt-350m", "--critic-learning-rate", "1e-6"])
@@ -176,6 +185,7 @@ MICRO = "train_micro_batch_size_per_gpu"
 def test_configurations_that_would_not_train_as_written_are_refused(
     opt: Opt, content: object, reason: str, tmp_path: Path
 ) -> None:
+    """Read DeepSpeed configurations that would not train: InputError with the reason."""
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(content))
     with pytest.raises(opt.script_exit.InputError, match=reason):
@@ -183,6 +193,7 @@ def test_configurations_that_would_not_train_as_written_are_refused(
 
 
 def test_a_configuration_that_is_absent_or_not_json_is_refused(opt: Opt, tmp_path: Path) -> None:
+    """Read a missing or invalid DeepSpeed file: InputError."""
     with pytest.raises(opt.script_exit.InputError, match="No such file"):
         opt.configuration.read(tmp_path / "ds.json", 1)
     (tmp_path / "ds.json").write_text("{,}")
@@ -191,6 +202,7 @@ def test_a_configuration_that_is_absent_or_not_json_is_refused(opt: Opt, tmp_pat
 
 
 def test_what_a_configuration_leaves_out_is_filled_in(opt: Opt, tmp_path: Path) -> None:
+    """Read a configuration with the micro-batch alone: the defaults, and train_batch_size for 4 ranks."""
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({MICRO: 3}))
     ds = opt.configuration.read(path, 4)
@@ -199,12 +211,14 @@ def test_what_a_configuration_leaves_out_is_filled_in(opt: Opt, tmp_path: Path) 
 
 
 def test_another_stage_for_the_critic_leaves_the_actors_alone(opt: Opt) -> None:
+    """Ask for another stage: a copy, the original stays."""
     ds = opt.configuration.read(None, 1)
     assert ds.at_stage(3)["zero_optimization"]["stage"] == 3
     assert ds.content["zero_optimization"]["stage"] == 0
 
 
 def test_operations_follow_the_stated_formula(opt: Opt) -> None:
+    """Compute operations of training and forward pass: 6 or 4 for each parameter and token, and attention."""
     config, count, attention = opt.shapes.load("opt-125m"), 125_239_296, 12 * 12 * 768 * 512
     assert opt.flops.train(config, 512) == 6 * count + attention
     assert opt.flops.train(config, 512, adapters=1000) == 4 * count + 6 * 1000 + attention
@@ -225,6 +239,7 @@ def test_operations_follow_the_stated_formula(opt: Opt) -> None:
     ],
 )
 def test_the_peak_is_found_by_the_devices_name(opt: Opt, name: str, peak: float | None) -> None:
+    """Find a device's peak by its name: None if unknown."""
     assert opt.flops.peak(name) == peak
 
 
@@ -247,6 +262,7 @@ OUTPUT = {
 
 @pytest.mark.parametrize("metric", DECLARED["metrics"])
 def test_every_metric_is_read_from_the_line_that_carries_it(metric: str) -> None:
+    """Read a line of the workload by each declared metric: its value."""
     line, value = OUTPUT[metric]
     declared = load(OPT.parent, "opt-tiny", LAUNCHERS).metrics
     assert read_values(declared, [line])[metric] == [value]

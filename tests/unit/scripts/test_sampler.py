@@ -31,6 +31,7 @@ Inter-| Receive                    |  Transmit
 
 
 def load(name: str) -> ModuleType:
+    """Import this module of docker/ from its file."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec
     assert spec.loader
@@ -41,7 +42,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture
 def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The sampler, reading the machine's files from below the test's directory, where there are none yet."""
+    """Return the sampler with /proc, /sys and /dev below tmp_path, which are empty."""
     module = load("sampler")
     for name in ("PROC", "SYS", "DEV"):
         monkeypatch.setattr(module, name, tmp_path / name.lower())
@@ -51,6 +52,7 @@ def sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def write(root: Path, files: dict[str, str]) -> None:
+    """Write these files below root."""
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -80,6 +82,7 @@ GROUP_1 = {
     ids=["cgroup 2", "cgroup 2 of the whole machine", "cgroup 1"],
 )
 def test_a_container_uses_what_its_cgroup_says(sampler: ModuleType, tmp_path: Path, group: dict[str, str]) -> None:
+    """Read the host's use from control groups of either version: cores, memory, disk and network."""
     write(tmp_path / "sys/fs/cgroup", group)
     nested = any(name.startswith("docker/") for name in group)
     write(tmp_path / "proc", {"net/dev": NET, "self/cgroup": f"0::/{'docker/3fa2' if nested else ''}\n"})
@@ -105,25 +108,31 @@ def test_a_container_uses_what_its_cgroup_says(sampler: ModuleType, tmp_path: Pa
 def test_memory_has_a_limit_where_its_cgroup_has_one(
     sampler: ModuleType, tmp_path: Path, name: str, limit: str, sampled: float | None
 ) -> None:
+    """Read the memory limit: in MiB, none for "max" or a huge number."""
     group = {"cgroup.controllers": "memory", **GROUP_2} if name == "memory.max" else GROUP_1
     write(tmp_path / "sys/fs/cgroup", {**group, name: limit})
     assert sampler.host().get("memory limit (MiB)") == sampled
 
 
 def test_on_the_network_of_a_host_its_adapters_count_and_no_bridge(sampler: ModuleType, tmp_path: Path) -> None:
+    """Read network of a host: adapters with a device, no bridge."""
     write(tmp_path, {"proc/net/dev": NET, "sys/class/net/eth0/device/vendor": "0x15b3"})
     assert sampler.network() == (2 * MIB, MIB)
 
 
 def test_what_cannot_be_read_has_no_value(sampler: ModuleType) -> None:
+    """Read without any file: every value is None."""
     assert set(sampler.host().values()) == {None}
 
 
 def test_a_device_of_nvidia_has_what_its_library_knows(sampler: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read NVIDIA devices from a stand-in library: its values, None where not supported; None without the library."""
+
     class NVMLError(Exception):
         pass
 
     def not_supported(*_: object) -> float:
+        """Raise NVMLError."""
         raise NVMLError
 
     library = SimpleNamespace(
@@ -164,16 +173,18 @@ def test_a_device_of_nvidia_has_what_its_library_knows(sampler: ModuleType, monk
 
 @pytest.fixture
 def gaudi(sampler: ModuleType) -> ModuleType:
+    """Return habana_sampler."""
     return load("habana_sampler")
 
 
 @pytest.fixture
 def tools(gaudi: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Folder whose ``bin`` is on PATH, for stand-in programs; those that the sampler has started are killed after."""
+    """Put tmp_path/bin on PATH and record started programs; return tmp_path, and kill them at the end."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        """Start the program and record it."""
         started.append(subprocess.Popen(*arguments, **options))
         return started[-1]
 
@@ -187,11 +198,13 @@ def tools(gaudi: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def tool(folder: Path, script: str) -> None:
+    """Write hl-smi with this shell script."""
     write(folder, {"bin/hl-smi": f"#!/bin/sh\n{script}\n"})
     (folder / "bin/hl-smi").chmod(0o755)
 
 
 def test_a_gaudi_has_what_its_tool_says(gaudi: ModuleType, tools: Path) -> None:
+    """Read Gaudis from hl-smi: eight values each, None for N/A."""
     devices = ("0, 71, 5000, 45, 210, 1650, 0, N/A, 0", "7, 0, 768, 30, 90, 200, 1, 0, 0")
     query = "index,utilization.aip,memory.used,temperature.aip,power.draw,clocks.current.soc"
     tool(tools, f'case "$2" in {query},*) printf "{devices[0]}\\n{devices[1]}\\n";; esac')
@@ -203,6 +216,7 @@ def test_a_gaudi_has_what_its_tool_says(gaudi: ModuleType, tools: Path) -> None:
 
 
 def test_a_tool_is_waited_for_once_and_has_no_value_until_it_has_answered_again(gaudi: ModuleType, tools: Path) -> None:
+    """Read while hl-smi runs: [] until it has answered again."""
     os.mkfifo(tools / "next")
     # Each but the first waits until the test has it answer.
     answer = "touch second; echo 0, 71, 5000, 45, 210, 1650, 0, 0, 0"
@@ -220,6 +234,7 @@ def test_a_tool_is_waited_for_once_and_has_no_value_until_it_has_answered_again(
 def test_a_tool_that_does_not_answer_leaves_the_node_without_devices(
     gaudi: ModuleType, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Let hl-smi hang at the start: devices() is None."""
     monkeypatch.setattr(gaudi, "TOOL_LIMIT", 0.05)
     tool(tools, "exec sleep 60")
     assert gaudi.devices() is None
@@ -234,6 +249,7 @@ def test_a_tool_that_does_not_answer_leaves_the_node_without_devices(
     ids=["i915", "xe"],
 )
 def test_an_intel_gpu_has_what_its_driver_says(sampler: ModuleType, tmp_path: Path, clock: str, throttled: str) -> None:
+    """Read an Intel GPU of the node from sysfs of i915 or xe: four values, energy as a total."""
     known = {
         "vendor": "0x8086\n",
         "hwmon/hwmon3/energy1_input": "5000000\n",
@@ -260,6 +276,7 @@ def test_an_intel_gpu_has_what_its_driver_says(sampler: ModuleType, tmp_path: Pa
 def test_an_accelerator_without_devices_has_no_columns(
     sampler: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    """Ask each accelerator without devices: None."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert load(name).devices() is None
@@ -269,6 +286,7 @@ class Clock:
     """A clock that advances only while the sampler waits or reads."""
 
     def __init__(self, sampler: ModuleType, monkeypatch: pytest.MonkeyPatch, *, last: float) -> None:
+        """Replace the sampler's clock and input, which closes after ``last`` seconds."""
         self.now = self.cpu = 0.0
         monkeypatch.setattr(sampler.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(sampler.time, "time", lambda: 1000 + self.now)
@@ -276,17 +294,20 @@ class Clock:
         monkeypatch.setattr(sampler, "stdin_closes", lambda seconds: self.passed(max(0, seconds)) > last)
 
     def passed(self, seconds: float) -> float:
+        """Advance the clock; return its time."""
         self.now += seconds
         return self.now
 
 
 def table(rows: Iterator[list[object]]) -> list[list[str]]:
+    """Return the rows with their cells as text."""
     return [[str(cell) for cell in row] for row in rows]
 
 
 def test_totals_are_rates_over_the_time_since_the_last_sample(
     sampler: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Sample totals: rates per second; empty after a missing or falling total."""
     clock = Clock(sampler, monkeypatch, last=3)
     totals = iter([10.0, 12.0, None, 1.0])
     read = (lambda: {"disk read (MiB/s)": sampler.total(next(totals), 1), "memory (MiB)": 100 + clock.now},)
@@ -301,9 +322,11 @@ def test_totals_are_rates_over_the_time_since_the_last_sample(
 def test_samples_that_their_time_passed_by_are_counted_and_not_made_up(
     sampler: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Let a sample take 5.5 s: four are counted as lost, none is made up."""
     clock = Clock(sampler, monkeypatch, last=9)
 
     def read() -> dict[str, float]:
+        """Advance the clock once; return it as a total."""
         # The second sample takes as long as five.
         clock.passed(5.5 if clock.now == 1 else 0)
         return {"CPU (cores)": sampler.Total(clock.now)}
@@ -316,9 +339,11 @@ def test_samples_that_their_time_passed_by_are_counted_and_not_made_up(
 def test_samples_that_take_more_than_a_hundredth_of_a_core_come_later_and_none_is_lost(
     sampler: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Let samples cost 0.04 s of processor time: one every 4 s, none lost."""
     clock = Clock(sampler, monkeypatch, last=12)
 
     def read() -> dict[str, float]:
+        """Use 0.04 s of processor time; return no values."""
         clock.cpu += 0.04
         return {}
 
@@ -330,7 +355,7 @@ def test_samples_that_take_more_than_a_hundredth_of_a_core_come_later_and_none_i
 
 
 def sampled(source: Path, run: Path, began: float) -> list[str]:
-    """Run a sampler, end its input after two lines, and return all lines of its table."""
+    """Run a sampler, close its input after two lines; return all lines of its table."""
     table = run / "samples/worker-0.csv"
     table.parent.mkdir(parents=True)
     os.mkfifo(table)
@@ -348,6 +373,7 @@ def sampled(source: Path, run: Path, began: float) -> list[str]:
 
 
 def test_a_sampler_writes_until_its_input_ends_what_a_report_reads(tmp_path: Path) -> None:
+    """Run the sampler: reports read what it wrote, with the seconds since the run began."""
     lines = sampled(SOURCE, tmp_path / "run", time.time() - 5)
     write(tmp_path, {"samples/worker-0.csv": "".join(lines)})
     tracks = {track.what: track for track in samples.read(tmp_path)}
@@ -356,6 +382,7 @@ def test_a_sampler_writes_until_its_input_ends_what_a_report_reads(tmp_path: Pat
 
 
 def test_an_accelerators_devices_are_sampled_by_its_file_beside_the_sampler(tmp_path: Path) -> None:
+    """Run the sampler beside a made-up accelerator's file: its devices are the last columns."""
     for path in (SOURCE, made_up.FOLDER / "docker/zeta_sampler.py"):
         (tmp_path / path.name).symlink_to(path)
     head, row, *_ = (line.rstrip("\n").split(",") for line in sampled(tmp_path / SOURCE.name, tmp_path / "run", 0))
@@ -364,6 +391,7 @@ def test_an_accelerators_devices_are_sampled_by_its_file_beside_the_sampler(tmp_
 
 
 def test_of_a_run_that_is_over_nothing_is_written(tmp_path: Path) -> None:
+    """Run the sampler without its table: it writes nothing."""
     argv = [sys.executable, "-I", str(SOURCE), str(tmp_path), "0", "worker-0"]
     subprocess.run(argv, stdin=subprocess.DEVNULL, check=True)
     assert list(tmp_path.iterdir()) == []

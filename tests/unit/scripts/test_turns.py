@@ -14,11 +14,13 @@ from unit.scripts.conftest import ImportScripts
 
 @pytest.fixture(scope="module")
 def turns(import_scripts: ImportScripts) -> ModuleType:
+    """Return the module turns of workload matmul."""
     module: ModuleType = import_scripts("matmul", "turns").turns
     return module
 
 
 def test_nodes_of_one_host_are_never_measured_at_the_same_time(turns: ModuleType) -> None:
+    """Order turns of nodes on two hosts, 20 seeds: nodes of one host never at once, in random order."""
     seats = [turns.Seat(name=name, host=host) for name, host in [("a", "x"), ("a", "x"), ("b", "x"), ("c", "y")]]
     firsts = set()
     for seed in range(20):
@@ -31,6 +33,7 @@ def test_nodes_of_one_host_are_never_measured_at_the_same_time(turns: ModuleType
 
 
 def test_a_node_is_as_fast_as_its_slowest_rank_and_labctl_reads_what_is_printed(turns: ModuleType) -> None:
+    """Format turns: the slowest rank counts for a node, and labctl reads the lines back."""
     seats = [turns.Seat(name=name, host="x") for name in ("n0", "n0", "n1")]
     readings = [
         [(0.5, 0.1, 0.0), (0.6, 0.0, 0.0)],
@@ -47,11 +50,15 @@ def test_a_node_is_as_fast_as_its_slowest_rank_and_labctl_reads_what_is_printed(
 
 
 def test_speed_is_that_of_the_time_in_which_it_could_run(turns: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure with lost and held time: speed of the remaining time, and both shares."""
+
     class Waits:
         def since(self, _: object) -> float:
+            """Return 0.5 s lost to others."""
             return 0.5
 
         def held_since(self, _: object) -> float:
+            """Return 0.2 s held by a quota."""
             return 0.2
 
     clock = iter((10.0, 12.0))

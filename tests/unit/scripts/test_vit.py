@@ -19,21 +19,24 @@ CONFIG = ["--deepspeed_config", "ds_config.json"]
 
 @pytest.fixture(scope="module")
 def vit(import_scripts: ImportScripts) -> SimpleNamespace:
-    """The modules of `vit` that need no torch."""
+    """Return the modules of vit that need no torch."""
     return import_scripts("vit", "shapes", "arguments", "cifar10", "deepspeed_file", "script_exit")
 
 
 def declared(variant: str) -> list[str]:
+    """Return the declared arguments of this variant."""
     return [*CONFIG, *map(str, DECLARED["variants"][variant]["arguments"])]
 
 
 def test_the_parameter_count_is_the_known_one_of_vit_b_16(vit: SimpleNamespace) -> None:
+    """Count parameters of ViT-B/16 with 1000 classes: 86,567,656."""
     shape = vit.shapes.MODELS["vit-b-16"]
     thousand = vit.shapes.Shape(shape.image, shape.patch, shape.hidden, shape.layers, shape.heads, classes=1000)
     assert vit.shapes.parameters(thousand) == 86_567_656
 
 
 def test_declared_memory_is_what_the_arguments_make(vit: SimpleNamespace) -> None:
+    """Compare declared memory with the arguments: the same number of parameters."""
     args = vit.arguments.parse(declared("vit"))
     memory = DECLARED["variants"]["vit"]["memory"]
     assert memory["parameters"] == vit.shapes.parameters(vit.arguments.check(args))
@@ -42,6 +45,7 @@ def test_declared_memory_is_what_the_arguments_make(vit: SimpleNamespace) -> Non
 
 @pytest.mark.parametrize("variant", DECLARED["variants"])
 def test_a_rehearsal_is_tiny(vit: SimpleNamespace, variant: str) -> None:
+    """Parse each rehearsal: below a million parameters and a tenth of an epoch."""
     args = vit.arguments.parse([*declared(variant), *DECLARED["rehearse"]["arguments"]])
     assert vit.shapes.parameters(vit.arguments.check(args)) < 1_000_000
     assert args.epochs * args.dataset_percentage < 0.1
@@ -58,6 +62,7 @@ def test_a_rehearsal_is_tiny(vit: SimpleNamespace, variant: str) -> None:
     ],
 )
 def test_impossible_arguments_are_refused_with_the_reason(vit: SimpleNamespace, argv: list[str], reason: str) -> None:
+    """Check impossible arguments: InputError with the reason."""
     with pytest.raises(vit.script_exit.InputError, match=reason):
         vit.arguments.check(vit.arguments.parse([*CONFIG, *argv]))
 
@@ -66,6 +71,7 @@ def test_impossible_arguments_are_refused_with_the_reason(vit: SimpleNamespace, 
 def test_a_configuration_that_is_none_is_refused(
     vit: SimpleNamespace, tmp_path: Path, content: str, reason: str
 ) -> None:
+    """Read an invalid DeepSpeed file: InputError."""
     path = tmp_path / "ds_config.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(vit.script_exit.InputError, match=reason):
@@ -82,6 +88,7 @@ def write_cifar10(folder: Path, *, skip: str = "") -> Path:
 
 
 def test_cifar10_is_found_in_the_directory_and_in_its_folder(vit: SimpleNamespace, tmp_path: Path) -> None:
+    """Find CIFAR-10 in the folder or its parent: five files of records."""
     folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
     assert vit.cifar10.find(tmp_path) == vit.cifar10.find(folder) == folder
     records = vit.cifar10.read(folder, vit.cifar10.TRAINING)
@@ -90,12 +97,14 @@ def test_cifar10_is_found_in_the_directory_and_in_its_folder(vit: SimpleNamespac
 
 
 def test_cifar10_that_lacks_a_file_is_refused(vit: SimpleNamespace, tmp_path: Path) -> None:
+    """Leave out a file of CIFAR-10: InputError names it."""
     write_cifar10(tmp_path, skip="data_batch_3.bin")
     with pytest.raises(vit.script_exit.InputError, match=r"lacks data_batch_3\.bin"):
         vit.cifar10.find(tmp_path)
 
 
 def test_pickles_are_refused_and_the_form_that_is_read_is_named(vit: SimpleNamespace, tmp_path: Path) -> None:
+    """Find pickles: InputError names the binary archive."""
     (tmp_path / "cifar-10-batches-py").mkdir()
     with pytest.raises(vit.script_exit.InputError, match=r"pickles.*cifar-10-binary\.tar\.gz"):
         vit.cifar10.find(tmp_path)
@@ -110,6 +119,7 @@ def test_pickles_are_refused_and_the_form_that_is_read_is_named(vit: SimpleNames
     ],
 )
 def test_broken_cifar10_is_refused(vit: SimpleNamespace, tmp_path: Path, content: bytes, reason: str) -> None:
+    """Read broken CIFAR-10: InputError with the reason."""
     folder = write_cifar10(tmp_path)
     (folder / "test_batch.bin").write_bytes(content)
     with pytest.raises(vit.script_exit.InputError, match=reason):
@@ -119,10 +129,13 @@ def test_broken_cifar10_is_refused(vit: SimpleNamespace, tmp_path: Path, content
 def test_what_nvidias_library_tells_is_in_the_table_and_what_it_refuses_is_empty(
     import_scripts: ImportScripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Read load and temperature of a device: text; "" where the library refuses."""
+
     class NVMLError(Exception):
         pass
 
     def refuse(_: int) -> float:
+        """Raise NVMLError."""
         raise NVMLError
 
     accelerator = SimpleNamespace(get_accelerator=lambda: SimpleNamespace(device_name=lambda: "cuda"))
