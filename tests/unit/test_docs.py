@@ -13,6 +13,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_the_tests_that_a_page_names_are_there() -> None:
+    """Read docs/failures.md: every test that it names exists, and there are more than 50."""
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", (TESTS.parent / "docs/failures.md").read_text(encoding="utf-8"))
     assert len(named) > 50
     lacking = [
@@ -24,6 +25,7 @@ def test_the_tests_that_a_page_names_are_there() -> None:
 
 
 def test_every_key_of_workload_yml_is_in_the_table() -> None:
+    """Read docs/bring-your-own.md: its table has exactly the keys of workload.yml."""
     page = (TESTS.parent / "docs/bring-your-own.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`[^|]+) \|", page.partition("\n## A verdict\n")[2], re.MULTILINE)
     named = {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
@@ -31,6 +33,7 @@ def test_every_key_of_workload_yml_is_in_the_table() -> None:
 
 
 def test_every_launcher_is_in_the_pages_for_workloads() -> None:
+    """Read the pages on workloads: every launcher is named."""
     docs = TESTS.parent / "docs"
     described = set(re.findall(r"`([\w:]+)`", (docs / "workloads.md").read_text(encoding="utf-8")))
     row = next(
@@ -43,7 +46,7 @@ def test_every_launcher_is_in_the_pages_for_workloads() -> None:
 
 
 def test_the_page_on_kubernetes_lists_what_is_refused_there(request: pytest.FixtureRequest) -> None:
-    """``pytest tests/unit/test_docs.py --update-golden`` rewrites the table."""
+    """Compare docs/kubernetes.md with kubernetes.UNSUPPORTED; with --update-golden write it first."""
     path = TESTS.parent / "docs/kubernetes.md"
     before, _, rest = path.read_text(encoding="utf-8").partition("<!-- unsupported -->\n")
     _, _, after = rest.partition("<!-- end -->")

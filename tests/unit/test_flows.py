@@ -57,29 +57,35 @@ class Engine(FakeBackend):
     """Command that lists packages of the image; none here."""
 
     def observe(self, lab: str, image: str | None = None, *, node: str = "") -> ObservedState:
+        """Report the planted image id, and observe as before."""
         self.seen = replace(self.seen, image=self.found)
         return super().observe(lab, image, node=node)
 
     def image(self, image: str) -> dict[str, Any]:  # noqa: ARG002
+        """Return an image that was not built by labctl."""
         return {"Config": {"Entrypoint": ["python3", foreign.PROGRAM]}}
 
     def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
+        """Return no labels."""
         return {}
 
     def apply(self, host: str, project: str, files: tuple[Path, ...]) -> None:
+        """Apply as before, and show all containers of the lab."""
         super().apply(host, project, files)
         self.seen = builders.observed(self.lab)
 
     def remove(self, host: str, kind: Kind, ids: tuple[str, ...]) -> None:
+        """Remove as before, and show nothing."""
         super().remove(host, kind, ids)
         self.seen = ObservedState()
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """In-memory engine of a lab with the workload `hello` in ``tmp_path``."""
+    """Write a lab with workload `hello` to tmp_path; return the in-memory engine that serves it."""
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Answer `reach` for both workers; nothing else."""
         if "reach" in argv:
             for node in ("worker-0", "worker-1"):
                 yield json.dumps({"node": node, "ok": True, "seconds": 0})
@@ -99,14 +105,16 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
+    """Return a Context of tmp_path without events."""
     return Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
 
 
 @pytest.fixture
 def lab_is_up(context: Context, engine: Engine) -> Callable[[], None]:
-    """Function that brings the lab up, with its containers shown by the engine and no observation counted yet."""
+    """Return a function that brings the lab up, and sets the engine's count of observations to 0."""
 
     def up() -> None:
+        """Load the lab twice, bring it up, and reset the count."""
         with clusters.connect(context, context.settings()) as cluster:
             # What the engine grants is known once it was asked.
             clusters.load_lab(context, cluster)
@@ -124,6 +132,7 @@ def files(directory: Path) -> dict[str, int]:
 
 
 def test_an_unchanged_up_observes_once(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
+    """Bring an unchanged lab up: one observation, no file written; its plan has one step."""
     lab_is_up()
     before = files(context.directory)
     status = flows.up(context)
@@ -134,6 +143,7 @@ def test_an_unchanged_up_observes_once(context: Context, engine: Engine, lab_is_
 
 
 def test_a_first_up_carries_out_what_its_dry_run_says(context: Context, engine: Engine) -> None:
+    """Plan and bring up a new lab: the plan changes nothing, and the steps are the planned ones."""
     with clusters.connect(context, context.settings()) as cluster:
         engine.lab, _ = clusters.preview_lab(cluster)
     events: list[Event] = []
@@ -154,6 +164,7 @@ def test_a_first_up_carries_out_what_its_dry_run_says(context: Context, engine: 
 
 
 def test_a_dry_run_says_the_image_that_is_to_be_built(context: Context, engine: Engine) -> None:
+    """Plan without the image: the first step builds it."""
     engine.found = None
     plan = to_json(flows.plan_up(context))["plan"]
     assert plan[0] == "#1 build image labctl/cpu  [not found; takes minutes, once]"
@@ -163,7 +174,10 @@ def test_a_dry_run_says_the_image_that_is_to_be_built(context: Context, engine: 
 def test_a_build_without_a_workload_is_of_the_settings_alone(
     context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Build with and without a workload: the workload's image, and LAB_IMAGE's."""
+
     def build_image(_: Context, cluster: clusters.Cluster, **__: object) -> dict[str, Any]:
+        """Return the image that would be built."""
         return {"image": cluster.image}
 
     monkeypatch.setattr(images, "build_image", build_image)
@@ -179,6 +193,7 @@ def test_a_build_without_a_workload_is_of_the_settings_alone(
 
 @pytest.mark.parametrize("up", [flows.up, flows.plan_up])
 def test_an_image_that_cannot_be_built_is_refused(context: Context, engine: Engine, up: Command) -> None:
+    """Bring up with an image that cannot be built: HostError."""
     engine.found = None
     other = Context(directory=context.directory, environ={}, emit=lambda _: None, flags={"LAB_IMAGE": "far.example/x"})
     with pytest.raises(HostError, match=r"^image far.example/x not found"):
@@ -199,6 +214,7 @@ def test_an_image_that_cannot_be_built_is_refused(context: Context, engine: Engi
 def test_the_lab_of_another_directory_is_refused(
     context: Context, engine: Engine, tmp_path: Path, command: Command, arguments: tuple[object, ...]
 ) -> None:
+    """Run commands on another directory's lab: HostError, and nothing is done."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     engine.seen = ObservedState(containers=(container("worker-0", directory=str(theirs)),))
@@ -211,6 +227,7 @@ def test_the_lab_of_another_directory_is_refused(
 def test_another_run_that_is_active_is_refused(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], up: Command, run: Command
 ) -> None:
+    """Run and bring up while a run is active: HostError names it."""
     lab_is_up()
     (context.directory / "runs/r1").mkdir(parents=True)
     (context.directory / "runs/r1/started").touch()
@@ -226,11 +243,13 @@ def test_another_run_that_is_active_is_refused(
 def test_a_run_waits_for_the_command_that_changes_the_lab(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Run while `labctl up` holds the lab: it waits, runs, and releases the lock."""
     lab_is_up()
     up, engine.seen = engine.seen, ObservedState()
     lock = context.directory / filelock.LAB
 
     def emit(event: Event) -> None:
+        """End the other command once the run waits for it."""
         if event.text.startswith("waiting for `labctl up` by"):
             engine.seen = up
             changing.close()
@@ -246,11 +265,13 @@ def test_a_run_waits_for_the_command_that_changes_the_lab(
 def test_a_run_is_refused_if_another_command_begins_to_change_the_lab_before_it_starts(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Take the lab's lock during the run's checks: HostError, nothing is launched."""
     lab_is_up()
     engine.started.clear()
     with ExitStack() as changing:
 
         def begin(*given: Any) -> Any:
+            """Take the lab's lock as `labctl down`; return the plan."""
             changing.enter_context(filelock.held(context.directory / filelock.LAB, "labctl down"))
             return given[2]
 
@@ -264,6 +285,7 @@ def test_a_run_is_refused_if_another_command_begins_to_change_the_lab_before_it_
 def test_a_run_that_begins_while_up_waits_for_devices_keeps_its_nodes(
     context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Begin a run while `up` waits for devices: HostError, and nothing is done."""
     monkeypatch.setattr(
         leases, "granting", lambda *_, **__: filelock.held(context.directory / filelock.RUNS / "r1.lock", "run r1")
     )
@@ -276,6 +298,7 @@ def test_a_run_that_begins_while_up_waits_for_devices_keeps_its_nodes(
 def test_a_run_with_other_settings_than_the_labs_says_the_up_that_makes_them_so(
     context: Context, lab_is_up: Callable[[], None]
 ) -> None:
+    """Run with changed settings: HostError, the hint is `labctl up -s` without secrets; a dry run warns."""
     lab_is_up()
     events: list[Event] = []
     flags = {"LAB_ENV_GREETING": "good day", "LAB_ENV_API_TOKEN": "s3cr3t"}
@@ -292,10 +315,12 @@ def test_a_run_with_other_settings_than_the_labs_says_the_up_that_makes_them_so(
 def test_a_launcher_that_the_image_lacks_is_refused(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], run: Command
 ) -> None:
+    """Run with a launcher that the image lacks: HostError."""
     lab_is_up()
     reach = engine.answer
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Fail `which`; answer else as before."""
         if argv[0] == "which":
             raise Failed(1)
         yield from reach(name, argv)
@@ -314,6 +339,7 @@ def records(context: Context) -> list[Path]:
 def test_a_run_observes_once_and_makes_what_its_dry_run_says(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Plan and run: one observation, the plan's steps, and every record's file is in the plan."""
     lab_is_up()
     planned = to_json(flows.plan_run(context, "hello", RunOptions()))["plan"]
     assert (engine.observations, records(context)) == (1, [])
@@ -333,6 +359,7 @@ def test_a_run_observes_once_and_makes_what_its_dry_run_says(
 def test_a_run_is_not_launched_on_a_node_that_the_launcher_does_not_reach(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Run while a worker is not reached by ssh: HostError, nothing is launched or recorded."""
     lab_is_up()
     engine.answer = silent
     engine.started.clear()
@@ -346,6 +373,7 @@ def test_a_run_is_not_launched_on_a_node_that_the_launcher_does_not_reach(
 def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Plan and run with an abandoned run: the first step closes it."""
     lab_is_up()
     folder = context.directory / "runs/20260101-000000-hello-0000"
     folder.mkdir(parents=True)
@@ -358,6 +386,7 @@ def test_a_dry_run_of_a_run_says_what_left_runs_are_ended(
 
 
 def test_down_and_clean_do_what_they_say(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
+    """Plan and run down and clean: the same steps, and .lab is removed."""
     lab_is_up()
     planned = to_json(flows.plan_down(context))["plan"]
     assert engine.observations == 1
@@ -369,6 +398,7 @@ def test_down_and_clean_do_what_they_say(context: Context, engine: Engine, lab_i
 def test_a_lab_that_is_too_large_is_refused_once_the_engine_was_probed(
     context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Bring up 300 nodes where 64 open files are allowed: HostError, nothing is done."""
     monkeypatch.setattr(engine, "grants", lambda *_: False)
     monkeypatch.setattr(engine, "most_files", lambda *_: 64, raising=False)
     large = Context(directory=context.directory, environ={}, emit=lambda _: None, flags={"LAB_NODES": "300"})
@@ -378,6 +408,7 @@ def test_a_lab_that_is_too_large_is_refused_once_the_engine_was_probed(
 
 
 def test_keys_are_not_replaced_under_a_run(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
+    """Rotate keys during a run: HostError, and the keys stay."""
     lab_is_up()
     keys = {path: path.read_bytes() for path in context.directory.glob(".lab/nodes/*/*/*_ed25519*")}
     assert len(keys) == 3
@@ -395,6 +426,7 @@ def test_keys_are_not_replaced_under_a_run(context: Context, engine: Engine, lab
 def test_what_a_workload_planted_in_the_runs_stops_no_command(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Plant broken records in runs/: status, runs, show and run all work."""
     lab_is_up()
     plants: dict[str, Callable[[Path], object]] = {
         "empty": lambda path: path.write_text("{}"),
@@ -428,6 +460,7 @@ def launching(engine: Engine, *lines: str, code: int = 0) -> None:
     reaching = engine.answer
 
     def answer(name: str, argv: tuple[str, ...]) -> Iterator[str]:
+        """Print the lines and fail with the code for a launch; answer else as before."""
         if argv[0] != "timeout":
             yield from reaching(name, argv)
             return
@@ -441,6 +474,7 @@ def launching(engine: Engine, *lines: str, code: int = 0) -> None:
 def test_a_run_is_held_against_one_that_was_recorded_before(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Run with an expectation against the latest run: ConfigError without one, FAIL with its bound."""
     with (context.directory / "workloads/hello/workload.yml").open("a") as stream:
         stream.write("metrics: {speed: {pattern: 'speed (.*)', unit: /s}}\n")
     lab_is_up()
@@ -464,6 +498,7 @@ def test_a_run_is_held_against_one_that_was_recorded_before(
 def test_a_token_that_a_rank_says_before_it_crashes_is_shown_and_recorded_nowhere(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Print a token and crash: it is redacted in message, events and record."""
     token = "hf_CANARYCANARY"  # noqa: S105
     with (context.directory / ".env").open("a") as stream:
         stream.write(f"HF_TOKEN={token}\n")
@@ -485,6 +520,7 @@ def test_a_token_that_a_rank_says_before_it_crashes_is_shown_and_recorded_nowher
 def test_a_disk_that_is_full_ends_a_run_with_one_error_and_keeps_what_was_recorded(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Fill the disk during a run: cause disk-full, exit code 4, the run is stopped, earlier lines stay."""
     lab_is_up()
     launching(engine, "one", "two", "three")
 
@@ -512,16 +548,19 @@ def test_a_disk_that_is_full_ends_a_run_with_one_error_and_keeps_what_was_record
 def test_a_disk_with_no_room_for_the_result_either_leaves_it_to_the_next_command(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fill the disk for the result too: cause disk-full, a warning, no result.json."""
     lab_is_up()
     launching(engine, "one")
     replacing, events = os.replace, list[Event]()
 
     def full(source: str, name: str, **options: int) -> None:
+        """Raise "No space left on device" for result.json; else replace."""
         if name == "result.json":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         replacing(source, name, **options)
 
     def keep(self: store.RunLog, lines: Sequence[Line]) -> Sequence[Line]:
+        """Raise DiskFull."""
         raise store.DiskFull("cannot write output.log: No space left on device; 0 B free at /data")
 
     monkeypatch.setattr(os, "replace", full)
@@ -537,6 +576,7 @@ def test_a_disk_with_no_room_for_the_result_either_leaves_it_to_the_next_command
 def test_whether_a_run_has_ended_is_unknown_where_its_launcher_does_not_answer(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """List a run whose launcher does not answer: "unknown", or "running" while its lock is held."""
     lab_is_up()
     folder = context.directory / "runs/20260101-000000-hello-0000"
     folder.mkdir(parents=True)
@@ -544,6 +584,7 @@ def test_whether_a_run_has_ended_is_unknown_where_its_launcher_does_not_answer(
     assert [run.state for run in flows.status(context).runs] == ["orphaned"]
 
     def silent_engine(*_: Any, **__: Any) -> ObservedState:
+        """Raise HostError "Docker Engine does not answer"."""
         raise HostError("Docker Engine does not answer")
 
     monkeypatch.setattr(engine, "observe", silent_engine)
@@ -555,10 +596,12 @@ def test_whether_a_run_has_ended_is_unknown_where_its_launcher_does_not_answer(
 def test_a_result_that_cannot_be_written_is_one_error(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fail to write result.json: HostError with `df -h`, the other records stay."""
     lab_is_up()
     replacing = os.replace
 
     def full(source: str, name: str, **options: int) -> None:
+        """Raise "No space left on device" for result.json; else replace."""
         if name == "result.json":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         replacing(source, name, **options)
@@ -575,6 +618,7 @@ def test_a_result_that_cannot_be_written_is_one_error(
 def test_an_earlier_run_whose_record_cannot_be_closed_is_a_warning(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Remove an earlier run's folder while it is closed: a warning, and the run goes on."""
     lab_is_up()
     folder = context.directory / "runs/20260101-000000-hello-0000"
     folder.mkdir(parents=True)
@@ -582,6 +626,7 @@ def test_an_earlier_run_whose_record_cannot_be_closed_is_a_warning(
     events: list[Event] = []
 
     def emit(event: Event) -> None:
+        """Record the event; remove the folder once it is to be closed."""
         events.append(event)
         if f"close runs/{folder.name}" in event.text:
             shutil.rmtree(folder)
@@ -600,6 +645,7 @@ class Fragile:
     """A launcher whose first runs save a checkpoint and lose worker-1; later ones only start their ranks."""
 
     def __init__(self, context: Context, engine: Engine, breaks: int, *, saves: bool = True) -> None:
+        """Replace the engine's answers by ``answer``."""
         self.context, self.engine, self.breaks, self.saves = context, engine, breaks, saves
         self.reach = engine.answer
         self.launched: list[str] = []
@@ -626,13 +672,14 @@ class Fragile:
 
 @pytest.fixture
 def resumes(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
-    """A lab that is up, with a workload that can resume."""
+    """Bring up a lab whose workload can resume."""
     (context.directory / "workloads/hello/workload.yml").write_text(RESUMES)
     lab_is_up()
 
 
 @pytest.mark.usefixtures("resumes")
 def test_a_run_goes_on_from_the_checkpoint_of_one_that_broke(context: Context, engine: Engine) -> None:
+    """Lose a node, bring it up and resume: PASS from the checkpoint, with the same arguments."""
     fragile = Fragile(context, engine, breaks=1)
     broken = to_json(flows.run(context, "hello", RunOptions(arguments=(("steps", "9"),))))
     assert broken["cause"] == "node-lost"
@@ -648,6 +695,7 @@ def test_a_run_goes_on_from_the_checkpoint_of_one_that_broke(context: Context, e
 
 @pytest.mark.usefixtures("resumes")
 def test_a_resumed_run_that_breaks_too_is_started_again(context: Context, engine: Engine) -> None:
+    """Resume with retries=1 a run that breaks again: PASS after one retry."""
     Fragile(context, engine, breaks=2)
     broken = to_json(flows.run(context, "hello", RunOptions()))
     flows.up(context)
@@ -659,6 +707,7 @@ def test_a_resumed_run_that_breaks_too_is_started_again(context: Context, engine
 def test_a_lost_node_is_brought_up_and_the_run_started_again_as_often_as_asked(
     context: Context, engine: Engine
 ) -> None:
+    """Run with retries=3 and two lost nodes: PASS, each retry from the newest checkpoint."""
     events: list[Event] = []
     emitting = Context(directory=context.directory, environ={}, emit=events.append, flags={})
     fragile = Fragile(context, engine, breaks=2)
@@ -675,6 +724,7 @@ def test_a_lost_node_is_brought_up_and_the_run_started_again_as_often_as_asked(
 
 @pytest.mark.usefixtures("resumes")
 def test_a_run_without_a_checkpoint_is_started_again_from_the_beginning(context: Context, engine: Engine) -> None:
+    """Retry without a checkpoint: PASS from the beginning."""
     fragile = Fragile(context, engine, breaks=1, saves=False)
     result = to_json(flows.run(context, "hello", RunOptions(retries=1)))
     assert (result["verdict"], result["resumed"], fragile.launched) == ("PASS", "", ["", ""])
@@ -682,6 +732,7 @@ def test_a_run_without_a_checkpoint_is_started_again_from_the_beginning(context:
 
 @pytest.mark.usefixtures("resumes")
 def test_the_last_attempt_is_the_answer(context: Context, engine: Engine) -> None:
+    """Run with retries=1 that breaks always: the second result."""
     fragile = Fragile(context, engine, breaks=9)
     result = to_json(flows.run(context, "hello", RunOptions(retries=1)))
     assert (result["cause"], len(result["retried"]), len(fragile.launched)) == ("node-lost", 1, 2)
@@ -689,6 +740,7 @@ def test_the_last_attempt_is_the_answer(context: Context, engine: Engine) -> Non
 
 @pytest.mark.usefixtures("resumes")
 def test_a_run_that_ends_twice_in_the_same_way_is_not_started_again(context: Context, engine: Engine) -> None:
+    """Run with retries=5 that fails twice alike: no-progress, exit code 7, two launches."""
     engine.started.clear()
     result = to_json(flows.run(context, "hello", RunOptions(retries=5)))
     second = result["run_id"]
@@ -708,6 +760,7 @@ def test_a_run_that_ends_twice_in_the_same_way_is_not_started_again(context: Con
 def test_an_elastic_workload_goes_on_without_a_node_that_does_not_come_back(
     context: Context, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, elastic: bool
 ) -> None:
+    """Lose a node for good: an elastic workload runs without it, another is not retried."""
     file = context.directory / "workloads/hello/workload.yml"
     file.write_text(f"{RESUMES}elastic: {'true' if elastic else 'false'}\n")
     fragile = Fragile(context, engine, breaks=1)
@@ -728,6 +781,7 @@ def test_an_elastic_workload_goes_on_without_a_node_that_does_not_come_back(
 
 @pytest.mark.usefixtures("resumes")
 def test_a_run_that_nobody_follows_is_not_gone_on_from_while_it_runs(context: Context, engine: Engine) -> None:
+    """Resume a run that is still active: ConfigError with attach and stop."""
     Fragile(context, engine, breaks=1)
     run_id = to_json(flows.run(context, "hello", RunOptions()))["run_id"]
     (context.directory / "runs" / run_id / "result.json").unlink()
@@ -740,12 +794,14 @@ def test_a_run_that_nobody_follows_is_not_gone_on_from_while_it_runs(context: Co
 
 @pytest.mark.parametrize("launch", [flows.launch, flows.plan_run])
 def test_a_detached_run_is_not_started_again(context: Context, launch: Command) -> None:
+    """Launch detached with retries: ConfigError."""
     with pytest.raises(ConfigError, match="by the labctl that follows it"):
         launch(context, "hello", RunOptions(detach=True, retries=1))
 
 
 @pytest.mark.usefixtures("resumes")
 def test_a_dry_run_says_what_it_would_go_on_from(context: Context, engine: Engine) -> None:
+    """Plan to resume the latest run: the plan has its checkpoint."""
     Fragile(context, engine, breaks=1)
     broken = to_json(flows.run(context, "hello", RunOptions()))["run_id"]
     flows.up(context)
@@ -758,7 +814,7 @@ def test_a_dry_run_says_what_it_would_go_on_from(context: Context, engine: Engin
 
 @pytest.fixture
 def ran(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> Result:
-    """A run of hello, on a lab whose workloads share a module."""
+    """Bring up a lab with a shared module and run hello; return the result."""
     shared = context.directory / store.SHARED
     shared.mkdir()
     (shared / "shapes.py").write_text("SIDES = 4\n")
@@ -776,6 +832,7 @@ def normalised(context: Context, run_id: str, name: str) -> str:
 def test_a_replay_has_the_same_command_files_and_code_whatever_became_of_the_workload(
     context: Context, ran: Result
 ) -> None:
+    """Change the workload and replay: the record's command, files and code, and it can be replayed again."""
     folder = context.directory / "workloads/hello"
     (folder / "hello.py").write_text("print('another')\n")
     (folder / "workload.yml").write_text(WORKLOAD.replace("60s", "90s"))
@@ -795,53 +852,64 @@ def test_a_replay_has_the_same_command_files_and_code_whatever_became_of_the_wor
 
 
 def test_a_dry_run_of_a_replay_is_the_plan_of_the_run(context: Context, ran: Result) -> None:
+    """Plan a replay: the run's plan, and no record."""
     plan = to_json(flows.plan_replay(context, ran.run_id))["plan"]
     assert "which starts hello.py" in "\n".join(plan)
     assert len(records(context)) == 1
 
 
 def another_image(context: Context, engine: Engine, record: Path) -> None:
+    """Show another image id."""
     engine.found = "sha256:2222"
 
 
 def no_image(context: Context, engine: Engine, record: Path) -> None:
+    """Show no image."""
     engine.found = None
 
 
 def fewer_nodes(context: Context, engine: Engine, record: Path) -> None:
+    """Set LAB_NODES=1."""
     env = context.directory / ".env"
     env.write_text(env.read_text().replace("LAB_NODES=2", "LAB_NODES=1"))
 
 
 def another_setting(context: Context, engine: Engine, record: Path) -> None:
+    """Set LAB_SHM_SIZE=1g and render."""
     env = context.directory / ".env"
     env.write_text(f"{env.read_text()}LAB_SHM_SIZE=1g\n")
     flows.render_files(context)
 
 
 def changed_by_the_run(context: Context, engine: Engine, record: Path) -> None:
+    """Change hello.py in the record."""
     (record / "work/hello.py").write_text("print('changed')\n")
 
 
 def pruned_in_part(context: Context, engine: Engine, record: Path) -> None:
+    """Remove rank.sh from the record."""
     (record / "rank.sh").unlink()
 
 
 def shared_module_changed(context: Context, engine: Engine, record: Path) -> None:
+    """Change the shared module."""
     (context.directory / store.SHARED / "shapes.py").write_text("SIDES = 5\n")
 
 
 def recorded(record: Path, **changes: Any) -> None:
+    """Replace keys in the record's versions.json."""
     path = record / "versions.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def was_on_devices(context: Context, engine: Engine, record: Path) -> None:
+    """Record a device of worker-0."""
     card = {"id": "0", "name": "H100", "uuid": "GPU-1", "firmware": "96.0", "driver": "550.54"}
     recorded(record, devices={"worker-0": [card], "worker-1": []})
 
 
 def had_a_model(context: Context, engine: Engine, record: Path) -> None:
+    """Record a cached model."""
     recorded(record, cache={"local": {"model facebook/opt-125m": "27dcfa74"}})
 
 
@@ -862,6 +930,7 @@ LACKING = [
 def test_a_replay_that_cannot_be_had_says_what_it_lacks(
     context: Context, engine: Engine, ran: Result, change: Callable[[Context, Engine, Path], None], message: str
 ) -> None:
+    """Replay after a change: HostError says what differs, and no record."""
     change(context, engine, context.directory / "runs" / ran.run_id)
     before = len(records(context))
     with pytest.raises(HostError, match=message):
@@ -870,6 +939,7 @@ def test_a_replay_that_cannot_be_had_says_what_it_lacks(
 
 
 def test_a_replay_is_told_from_its_run_by_nothing_that_is_compared(context: Context, ran: Result) -> None:
+    """Compare a run with its replay: one group."""
     again = flows.replay(context, ran.run_id)
     assert len(flows.compare(context, [ran.run_id, to_json(again)["run_id"]]).groups) == 1
 
@@ -877,6 +947,7 @@ def test_a_replay_is_told_from_its_run_by_nothing_that_is_compared(context: Cont
 def test_a_replay_of_a_script_compares_as_the_same_though_its_clone_moved_on(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Change a script in its clone and replay: the old script, and compared as one group."""
     clone = context.directory / "clone"
     clone.mkdir()
     script = clone / "own.py"
@@ -895,6 +966,7 @@ def test_a_replay_of_a_script_compares_as_the_same_though_its_clone_moved_on(
 
 
 def test_all_that_a_replay_lacks_is_named_at_once(context: Context, engine: Engine, ran: Result) -> None:
+    """Replay after two changes: HostError names both."""
     for change in (another_image, shared_module_changed):
         change(context, engine, context.directory / "runs" / ran.run_id)
     with pytest.raises(HostError, match=r"(?s)sha256:2222.*\n.*shapes.py"):
@@ -902,6 +974,7 @@ def test_all_that_a_replay_lacks_is_named_at_once(context: Context, engine: Engi
 
 
 def test_a_record_of_an_earlier_labctl_is_not_replayed(context: Context, ran: Result) -> None:
+    """Replay a record without hashes: HostError says that it is of an earlier labctl."""
     path = context.directory / "runs" / ran.run_id / "job.json"
     kept = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in kept.items() if key not in ("files", "code", "shared")}))
@@ -920,6 +993,7 @@ def beside(context: Context, engine: Engine, ran: Result) -> None:
 
 @pytest.mark.usefixtures("beside")
 def test_a_replay_waits_for_nobody_and_is_refused_beside_other_runs(context: Context, ran: Result) -> None:
+    """Replay while another run is active: HostError."""
     with pytest.raises(HostError, match="in use by run 29990101-000000-hello-0000"):
         flows.replay(context, ran.run_id)
 
@@ -928,6 +1002,7 @@ def test_a_replay_waits_for_nobody_and_is_refused_beside_other_runs(context: Con
 def test_a_run_beside_another_has_a_port_of_its_own_and_the_agent_that_waits_for_it(
     context: Context, engine: Engine, ran: Result
 ) -> None:
+    """Run while another run is active on other nodes: the next port, and the agent is waited for."""
     run = flows.run(context, "hello", RunOptions())
     of_before, launched = engine.launched[-2:]
     assert (launched.id, launched.port) == (run.run_id, of_before.port + 1)
@@ -940,6 +1015,7 @@ def test_a_run_beside_another_has_a_port_of_its_own_and_the_agent_that_waits_for
 def test_verify_finds_what_was_changed_of_a_lab_that_is_up(
     context: Context, engine: Engine, lab_is_up: Callable[[], None]
 ) -> None:
+    """Freeze, change a script, data and an image: verify names the three."""
     task = context.directory / "workloads/hello"
     task.joinpath("workload.yml").write_text(f"{WORKLOAD}inputs: {{data: file}}\narguments: [--data, corpus.txt]\n")
     corpus = context.directory / "cache/corpus.txt"
@@ -967,6 +1043,7 @@ def test_verify_finds_what_was_changed_of_a_lab_that_is_up(
 
 
 def test_a_lab_without_its_image_is_not_frozen(context: Context, engine: Engine) -> None:
+    """Freeze without the image: HostError."""
     engine.found = None
     with pytest.raises(HostError, match="local has no image labctl/cpu"):
         flows.freeze(context, context.directory / "lab.lock")
@@ -988,11 +1065,13 @@ def test_a_lab_without_its_image_is_not_frozen(context: Context, engine: Engine)
 def test_fit_reads_the_devices_of_the_lab_if_they_decide(
     context: Context, monkeypatch: pytest.MonkeyPatch, accelerator: str, asked: Hardware, read: bool
 ) -> None:
+    """Fit: the lab's devices are read only if they decide."""
     (context.directory / ".env").write_text(SETTINGS)
     shutil.copytree(Path(__file__).parents[2] / "workloads/opt", context.directory / "workloads/opt")
     calls: list[str] = []
 
     def devices() -> DeviceReport:
+        """Record the call; return no devices."""
         calls.append("devices")
         return DeviceReport(())
 

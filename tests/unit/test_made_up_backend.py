@@ -45,7 +45,7 @@ if os.environ["RANK"] == "0":
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A lab directory of four nodes on the made-up backend."""
+    """Register the made-up backend and initialise a lab of four nodes on it; return its directory."""
     monkeypatch.setitem(BACKENDS, "made-up", "support.made_up_backend")
     # Other tests use the cores of this machine.
     monkeypatch.setattr("labctl.system.load.SCRIPT", "true")
@@ -57,19 +57,20 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def events() -> list[Event]:
+    """Return the list that collects events."""
     return []
 
 
 @pytest.fixture
 def context(directory: Path, events: list[Event]) -> Iterator[Context]:
-    """Context of a lab of four nodes, which is not up; the lab is brought down after the test."""
+    """Yield a Context of the lab; bring it down at the end."""
     made = Context(directory=directory, environ={}, emit=events.append, flags={})
     yield made
     flows.down(made)
 
 
 def declare(directory: Path, name: str, metric: str = "throughput", program: str = "", **nodes: float) -> None:
-    """Write a workload whose ranks print a number, set per node with ``n0=...``, and then run the code ``program``."""
+    """Write a workload whose ranks print a number, 8 or as given for the node, and then run ``program``."""
     folder = directory / "workloads" / name
     folder.mkdir(exist_ok=True)
     (folder / "workload.yml").write_text(DECLARED.format(metric=metric))
@@ -78,6 +79,7 @@ def declare(directory: Path, name: str, metric: str = "throughput", program: str
 
 
 def test_a_run_is_followed_judged_and_recorded(context: Context, directory: Path, events: list[Event]) -> None:
+    """Run a workload: PASS with its number, all ranks, the record and the printed lines."""
     flows.up(context)
     declare(directory, "mine")
     result = flows.run(context, "mine", RunOptions())
@@ -89,6 +91,7 @@ def test_a_run_is_followed_judged_and_recorded(context: Context, directory: Path
 
 
 def test_a_batch_runs_on_the_nodes_of_each_hostfile(context: Context, directory: Path) -> None:
+    """Run a batch of two hostfiles: each on its nodes with its value, the log begins with the hostfile."""
     flows.up(context)
     declare(directory, "mine", n3=2)
     hostfiles = directory / "sets"
@@ -106,6 +109,7 @@ def test_a_batch_runs_on_the_nodes_of_each_hostfile(context: Context, directory:
 
 
 def test_a_slow_node_is_found_by_bisecting(context: Context, directory: Path) -> None:
+    """Bisect with worker-2 slow: it alone is bad, the others are good."""
     flows.up(context)
     declare(directory, "mine", "busbw", n2=2)
     report = flows.bisect(context, "mine", RunOptions(), lambda _: None, minimum=5, out=directory / "rounds")
@@ -116,6 +120,7 @@ def test_a_slow_node_is_found_by_bisecting(context: Context, directory: Path) ->
 def test_a_search_keeps_the_load_before_each_round_and_notes_a_busy_host_once(
     context: Context, directory: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Bisect on a busy host: a load for each round, and one notice."""
     monkeypatch.setattr("labctl.system.load.SCRIPT", "printf 'times 0 0 0 0\\ntimes 9 11 0 0\\ncores 2\\n'")
     flows.up(context)
     declare(directory, "mine", "busbw")
@@ -130,6 +135,7 @@ def test_a_search_keeps_the_load_before_each_round_and_notes_a_busy_host_once(
 
 
 def test_the_quick_profile_validates_from_nothing_and_back(context: Context, directory: Path) -> None:
+    """Validate with profile quick: PASS, all steps passed, logs in the report, the lab is down."""
     for name in ("ssh-check", "allreduce"):
         declare(directory, name, "busbw")
     declare(directory, "matmul", "tflops", TURNS)
@@ -155,6 +161,7 @@ def test_the_quick_profile_validates_from_nothing_and_back(context: Context, dir
 
 
 def test_a_detached_run_is_looked_at(context: Context, directory: Path) -> None:
+    """Launch detached: top shows step and samples, attach the verdict, then no run is active."""
     flows.up(context)
     declare(directory, "mine")
     end = directory / "end"
@@ -170,12 +177,14 @@ def test_a_detached_run_is_looked_at(context: Context, directory: Path) -> None:
 
 
 def test_a_preview_of_a_run_names_what_this_backend_writes(context: Context, directory: Path) -> None:
+    """Plan a run: the first step names the four record files."""
     declare(directory, "mine")
     (stage, *_) = flows.plan_run(context, "mine", RunOptions()).plan
     assert "job.json, settings.json, versions.json, started" in stage
 
 
 def test_a_profile_without_figures_has_no_baseline(context: Context, directory: Path) -> None:
+    """Record a baseline of a profile without figures: ConfigError."""
     declare(directory, "mine")
     (directory / "mine.yml").write_text("description: mine\nchecks: [{workload: mine}]\n")
     with pytest.raises(ConfigError, match="profile mine has no figure to record"):

@@ -15,6 +15,7 @@ SECRET = Secret("CANARY")
 
 
 def test_reveal_gives_the_plain_value() -> None:
+    """Reveal, compare and hash secrets by their value; an empty one is false."""
     assert Secret("CANARY").reveal() == "CANARY"
     assert Secret("CANARY") == SECRET
     assert Secret("other") != SECRET
@@ -27,6 +28,7 @@ def test_reveal_gives_the_plain_value() -> None:
     [repr(SECRET), str(SECRET), f"{SECRET}", f"{SECRET:>12}", f"{SECRET!r}", "%s" % (SECRET,), repr([SECRET])],  # noqa: UP031
 )
 def test_text_of_a_secret_is_redacted(shown: str) -> None:
+    """Format a secret in any way: [REDACTED]."""
     assert "CANARY" not in shown
     assert "[REDACTED]" in shown
 
@@ -58,12 +60,14 @@ def test_text_of_a_secret_is_redacted(shown: str) -> None:
     ],
 )
 def test_a_secret_is_no_string(use: Callable[[Secret], object]) -> None:
+    """Use a secret as a string, or copy and serialise it: TypeError or AttributeError without the value."""
     with pytest.raises((TypeError, AttributeError)) as caught:
         use(SECRET)
     assert "CANARY" not in str(caught.value)
 
 
 def test_a_lab_as_a_dictionary_keeps_its_secrets() -> None:
+    """Turn a lab with secrets into a dictionary or copy it: the secrets stay hidden and equal."""
     of = lab(secrets=(("hf_token", SECRET),), hidden=(SECRET,))
     assert "CANARY" not in repr(asdict(of)) + repr(of)
     assert copy.deepcopy(of) == of == replace(of, hidden=(Secret("CANARY"),))

@@ -315,7 +315,7 @@ class Devices:
         patch.setattr(labnode, "become_user", lambda *_: None)
 
     def given(self, expected: str, *files: str) -> None:
-        """Create device files, set the expected count such as ``nvidia:2``, and record the devices as at the start."""
+        """Create device files, set the expected count such as ``nvidia:2``, and record the devices of the start."""
         for name in files:
             path = self.dev / name
             path.parent.mkdir(exist_ok=True)

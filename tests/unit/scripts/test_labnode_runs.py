@@ -25,7 +25,7 @@ RUN, OTHER, THIRD = (f"{name}-{uuid.uuid4().hex}" for name in ("first", "second"
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return labnode with runs below tmp_path, without samplers; `clean` kills processes of the run on this machine."""
+    """Return labnode with runs below tmp_path and no samplers; `clean` kills the run's processes here."""
     made = load()
     monkeypatch.setattr(made, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(made, "be_user", lambda _: None)

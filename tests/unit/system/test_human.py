@@ -24,10 +24,12 @@ from labctl.system import human
     ],
 )
 def test_a_number_has_four_digits_or_is_an_integer(value: float | None, text: str) -> None:
+    """Format numbers: four digits or an integer, "no figure" for None, nan and infinity."""
     assert human.number(value) == text
 
 
 def test_a_span_is_the_lowest_and_the_highest_number() -> None:
+    """Format the span of numbers: lowest to highest, one number alone."""
     assert human.span([141.03, 98.1, 100]) == "98.1 to 141"
     assert human.span([2.5]) == "2.5"
 
@@ -47,6 +49,7 @@ def test_a_span_is_the_lowest_and_the_highest_number() -> None:
     ],
 )
 def test_an_exact_number_has_no_exponent_where_a_person_would_write_none(value: float, text: str) -> None:
+    """Format numbers exactly: all digits up to eight, exponents only for huge ones."""
     assert human.exact(value) == text
 
 
@@ -63,6 +66,7 @@ def test_an_exact_number_has_no_exponent_where_a_person_would_write_none(value: 
 def test_numbers_that_are_compared_have_the_digits_that_tell_them_apart(
     value: float, limit: float, texts: tuple[str, str]
 ) -> None:
+    """Format a value and a limit: as many digits as tell them apart."""
     assert human.compared(value, limit) == texts
 
 
@@ -81,10 +85,12 @@ def test_numbers_that_are_compared_have_the_digits_that_tell_them_apart(
     ],
 )
 def test_a_share_is_in_per_cent_without_the_noise_of_floats(value: float, text: str) -> None:
+    """Format shares in per cent."""
     assert human.share(value) == text
 
 
 def test_a_difference_shows_its_sign() -> None:
+    """Format differences: with their sign."""
     assert [human.share(value, "+") for value in (0.1, -0.025, 0)] == ["+10 %", "-2.5 %", "+0 %"]
 
 
@@ -109,6 +115,7 @@ def test_a_difference_shows_its_sign() -> None:
     ],
 )
 def test_a_duration_is_in_its_two_largest_units(seconds: float, text: str) -> None:
+    """Format durations: the two largest units, fractions below ten seconds."""
     assert human.duration(seconds) == text
 
 
@@ -125,6 +132,7 @@ def test_a_duration_is_in_its_two_largest_units(seconds: float, text: str) -> No
     ],
 )
 def test_a_size_is_in_the_units_of_docker_and_the_hub(count: int, text: str) -> None:
+    """Format sizes in powers of 1000."""
     assert human.size(count) == text
 
 
@@ -140,19 +148,23 @@ def test_a_size_is_in_the_units_of_docker_and_the_hub(count: int, text: str) -> 
     ],
 )
 def test_memory_is_in_the_units_of_settings(count: int, text: str) -> None:
+    """Format memory in powers of 1024."""
     assert human.memory(count) == text
 
 
 def test_a_noun_follows_its_number() -> None:
+    """Count a noun: 0 nodes, 1 node, 1,200 nodes."""
     assert [human.count(number, "node") for number in (0, 1, 1200)] == ["0 nodes", "1 node", "1,200 nodes"]
 
 
 def test_a_long_text_ends_in_dots() -> None:
+    """Shorten a text of 111 characters to 110: "..." at its end; 110 stay."""
     assert human.shortened("x" * 110, 110) == "x" * 110
     assert human.shortened("x" * 111, 110) == "x" * 107 + "..."
 
 
 def test_names_beyond_the_most_are_counted() -> None:
+    """List names: two, two "and 1 more", none; and a counted rest."""
     assert human.listed(["a", "b"], 2) == "a, b"
     assert human.listed(["a", "b", "c"], 2) == "a, b and 1 more"
     assert human.listed([]) == ""

@@ -21,6 +21,7 @@ from labctl.system.mounts import mounted_at
     ids=["a mount itself", "below a mount", "the mount nearest to it", "above the mounts", "a name that begins alike"],
 )
 def test_a_directory_is_found_by_the_mount_that_holds_it(tmp_path: Path, stands: str, path_inside: str | None) -> None:
+    """Map a path of the host: by the nearest mount that holds it, else None."""
     mounts = [
         (str(tmp_path / "lab/workloads"), "/workspace/workloads"),
         (str(tmp_path / "lab/workloads/opt/cache"), "/workspace/.cache"),
@@ -30,6 +31,7 @@ def test_a_directory_is_found_by_the_mount_that_holds_it(tmp_path: Path, stands:
 
 
 def test_a_mount_named_through_a_link_holds_what_it_leads_to(tmp_path: Path) -> None:
+    """Map a path whose mount is named through a link: the link is followed."""
     (tmp_path / "real/repo").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     assert mounted_at(tmp_path / "real/repo", [(str(tmp_path / "link"), "/clone")]) == "/clone/repo"

@@ -18,6 +18,7 @@ from labctl.system import process
 
 
 def test_bytes_are_fed_as_they_come() -> None:
+    """Feed bytes to a program: its output, errors and exit code."""
     done = process.feed(
         ["sh", "-c", "cat; echo oops >&2; exit 3"], (bytes([255, number]) for number in b"ab"), timeout=9
     )
@@ -25,16 +26,19 @@ def test_bytes_are_fed_as_they_come() -> None:
 
 
 def test_a_program_that_reads_no_further_says_why_by_its_code() -> None:
+    """Feed a program that ends early: its exit code and errors, no exception."""
     done = process.feed(["sh", "-c", "echo full >&2; exit 9"], (bytes(1 << 16) for _ in range(64)), timeout=9)
     assert (done.code, done.err) == (9, "full\n")
 
 
 def test_bytes_are_handed_on_while_the_program_still_runs(tmp_path: Path) -> None:
+    """Drain a running program: bytes arrive before its end."""
     received = tmp_path / "seen"
     wait = f"printf first; until [ -e {received} ]; do sleep 0.05; done; printf second"
     got: list[bytes] = []
 
     def take(chunk: bytes) -> None:
+        """Keep the chunk and create the file."""
         got.append(chunk)
         received.touch()
 
@@ -43,15 +47,18 @@ def test_bytes_are_handed_on_while_the_program_still_runs(tmp_path: Path) -> Non
 
 
 def _feed(argv: list[str], timeout: float) -> process.CompletedProcess:
+    """Feed the program 4 MiB with this time limit."""
     return process.feed(argv, (bytes(1 << 16) for _ in range(64)), timeout=timeout)
 
 
 def _drain(argv: list[str], timeout: float) -> process.CompletedProcess:
+    """Drain the program with this time limit."""
     return process.drain(argv, lambda _: None, timeout=timeout)
 
 
 @pytest.mark.parametrize("start", [_feed, _drain])
 def test_a_time_limit_ends_what_the_program_started_too(start: Callable[[list[str], float], object]) -> None:
+    """Exceed the limit of a program with children: ProcessTimeout without waiting for them."""
     began = time.monotonic()
     with pytest.raises(process.ProcessTimeout, match=r"not done within 0.3 s"):
         start(["sh", "-c", "sleep 60 | sleep 60"], 0.3)
@@ -61,14 +68,17 @@ def test_a_time_limit_ends_what_the_program_started_too(start: Callable[[list[st
 
 @pytest.mark.parametrize("start", [_feed, _drain])
 def test_a_program_that_is_not_there_is_named(start: Callable[[list[str], float], object]) -> None:
+    """Start a missing program: HostError names it."""
     with pytest.raises(HostError, match="no-such-program: no such program"):
         start(["no-such-program"], 1)
 
 
 def test_the_program_is_killed_when_what_feeds_it_fails(tmp_path: Path) -> None:
+    """Fail the source of the bytes: its OSError is raised, and the program is killed."""
     pid = tmp_path / "pid"
 
     def chunks() -> Iterator[bytes]:
+        """Wait for the program's pid, yield bytes, and raise OSError."""
         wait_until(lambda: pid.exists() and pid.read_text(), 20, "the program")
         yield b"half"
         raise OSError("the disk is gone")
@@ -80,6 +90,7 @@ def test_the_program_is_killed_when_what_feeds_it_fails(tmp_path: Path) -> None:
 
 
 def test_what_is_held_ends_as_soon_as_it_is_let_go(tmp_path: Path) -> None:
+    """End a program that ignores SIGTERM: killed after 0.2 s, its errors are in the file."""
     held = process.BackgroundProcess(["sh", "-c", "echo off >&2; trap '' TERM; echo on; cat"], tmp_path / "errors")
     with contextlib.closing(held.lines(20)) as lines:
         assert next(lines) == "on\n"
@@ -89,6 +100,7 @@ def test_what_is_held_ends_as_soon_as_it_is_let_go(tmp_path: Path) -> None:
 
 
 def test_each_connection_to_a_dialer_is_a_program_of_its_own(tmp_path: Path) -> None:
+    """Connect twice to a relay: a program each, which echoes, and ends with its connection."""
     with contextlib.closing(
         EngineRelay(tmp_path / "s", ["sh", "-c", "echo $$; cat"], threading.Semaphore(2))
     ) as dialer:
@@ -103,6 +115,7 @@ def test_each_connection_to_a_dialer_is_a_program_of_its_own(tmp_path: Path) -> 
 
 @contextlib.contextmanager
 def _dialled(path: Path) -> Iterator[BinaryIO]:
+    """Connect to the socket; yield it as a stream."""
     with socket.socket(socket.AF_UNIX) as made:
         made.settimeout(10)
         made.connect(str(path))

@@ -92,6 +92,7 @@ def rack(count: int, *patterns: str, **changes: object) -> list[ClusterMember]:
 
 
 def failure(peers: list[ClusterMember]) -> LabError:
+    """Return the LabError that choosing endpoints raises."""
     with pytest.raises(LabError) as caught:
         routing.endpoints(peers)
     return caught.value
@@ -101,6 +102,7 @@ def failure(peers: list[ClusterMember]) -> LabError:
 
 
 def test_the_default_route_is_the_one_of_the_lowest_metric() -> None:
+    """Ask for the default interface: that of the lowest metric, "" without routes."""
     assert routing.default_interface(routing.parse(RECORDED)) == "eth0"
     assert routing.default_interface(routing.parse("")) == ""
 
@@ -111,11 +113,13 @@ def test_the_default_route_is_the_one_of_the_lowest_metric() -> None:
      ("10.2.3.4", "")],
 )  # fmt: skip
 def test_a_recorded_table_sends_addresses_where_the_kernel_does(address: str, interface: str) -> None:
+    """Look addresses up in a recorded table: the kernel's interface, "" for an unreachable one."""
     number = int(IPv4Address(address))
     assert list(routing.interfaces(routing.parse(RECORDED), [number])) == [(interface, number)]
 
 
 def test_addresses_are_told_by_ip() -> None:
+    """Parse `ip address`: interface and IPv4 address of each line."""
     assert routing.addresses(IP) == (
         ("lo", "127.0.0.1"),
         ("bond0", "10.0.0.5"),
@@ -126,12 +130,14 @@ def test_addresses_are_told_by_ip() -> None:
 
 
 def test_a_name_of_a_million_letters_takes_no_time() -> None:
+    """Parse a line of a million letters: below 1 s of processor time."""
     began = time.process_time()
     assert routing.addresses(f"1: {'a' * 1_000_000}\n2: eth0 inet 10.0.0.5/24\n") == (("eth0", "10.0.0.5"),)
     assert time.process_time() - began < 1
 
 
 def test_without_ip_the_kernels_own_tables_tell_them() -> None:
+    """Read addresses from fib_trie: the local ones but loopback."""
     assert routing.local_addresses(TRIE, routing.parse(RECORDED)) == (("eth0", "192.0.2.2"),)
 
 
@@ -147,6 +153,7 @@ def test_without_ip_the_kernels_own_tables_tell_them() -> None:
     ids=["IPv4", "mapped", "IPv6", "translated", "untold"],
 )
 def test_the_address_that_ssh_reached_is_found_among_the_hosts_own(connection: str, address: tuple[str, str]) -> None:
+    """Find the address that ssh reached: with its interface, "" if it is not the host's own."""
     inet6 = "00000000000000000000000000000001 01 80 10 80 lo\nfe80000000000000d25099fffe0a0001 02 40 20 80 bond0\n"
     assert routing.reached(connection, routing.addresses(IP), inet6) == address
 
@@ -155,6 +162,7 @@ def test_the_address_that_ssh_reached_is_found_among_the_hosts_own(connection: s
 
 
 def test_hosts_of_one_network_meet_on_it() -> None:
+    """Choose for 16 hosts of a network: its interface and addresses."""
     assert routing.endpoints(rack(16, "eno1 10.0.0.{}/24")) == tuple(
         Endpoint("eno1", f"10.0.0.{i + 10}") for i in range(16)
     )
@@ -162,16 +170,19 @@ def test_hosts_of_one_network_meet_on_it() -> None:
 
 @pytest.mark.parametrize("interface", ["bond0", "bond0.100", "enp65s0f0np0", "br-lan", "vmbr0"])
 def test_an_interface_of_any_kind_that_people_made_counts(interface: str) -> None:
+    """Choose for bonds, VLANs and bridges: that interface."""
     peers = rack(4, f"{interface} 10.0.0.{{}}/24", "usb0 169.254.3.1/24")
     assert {way.interface for way in routing.endpoints(peers)} == {interface}
 
 
 def test_hosts_may_call_their_interfaces_differently() -> None:
+    """Choose for hosts with other interface names: each its own."""
     peers = [peer("a", "eno1 10.0.0.1/24"), peer("b", "enp5s0 10.0.0.2/24")]
     assert [way.interface for way in routing.endpoints(peers)] == ["eno1", "enp5s0"]
 
 
 def test_the_longest_prefix_wins_and_then_the_lowest_metric() -> None:
+    """Choose between routes: the longest prefix, then the lowest metric."""
     more = ("eth1 default 50", "eth0 default 600")
     peers = [
         peer("a", "eth0 10.0.0.1/16", "eth1 10.0.1.1/24", ssh="10.0.1.1", more=more),
@@ -183,12 +194,14 @@ def test_the_longest_prefix_wins_and_then_the_lowest_metric() -> None:
 
 
 def test_what_is_asked_for_stands_and_the_others_follow_it() -> None:
+    """Choose with iface= on some hosts: the others use the same network."""
     peers = rack(16, "eno1 10.0.0.{}/24", "ib0 10.8.0.{}/24", iface="ib0")
     assert routing.endpoints(peers) == tuple(Endpoint("ib0", f"10.8.0.{i + 10}") for i in range(16))
     assert routing.endpoints([*peers[:-1], replace(peers[-1], iface="")])[-1] == Endpoint("ib0", "10.8.0.25")
 
 
 def test_a_master_reached_from_outside_meets_the_others_inside() -> None:
+    """Choose for a master that was reached from outside: the inner network for all."""
     master = peer("a-1", "eth1 203.0.113.5/24", "eth0 10.0.0.1/24", more=("eth1 default 0",))
     workers = [peer(f"b-{i}", f"eth0 10.0.0.{i}/24", more=("eth0 default 0",)) for i in (2, 3)]
     assert [(way.interface, way.address) for way in routing.endpoints([master, *workers])] == [
@@ -200,16 +213,19 @@ def test_a_master_reached_from_outside_meets_the_others_inside() -> None:
 
 @pytest.mark.parametrize("ssh", ["127.0.0.1", "::1", "172.17.0.1", "203.0.113.9"])
 def test_where_ssh_went_a_way_that_others_cannot_the_default_route_tells(ssh: str) -> None:
+    """Choose for a host reached at an unusable address: its default route's interface."""
     here = peer("a", "eth9 10.9.0.1/24", "eth0 10.0.0.1/24", ssh=ssh, more=("eth0 default 0",))
     assert routing.endpoints([here, peer("b", "eth0 10.0.0.2/24")])[0] == Endpoint("eth0", "10.0.0.1")
 
 
 def test_a_rack_without_a_way_out_has_its_only_network() -> None:
+    """Choose without default routes: the only common network."""
     peers = [peer("a", "eth0 10.0.0.1/24", ssh="127.0.0.1"), peer("b", "eth0 10.0.0.2/24")]
     assert routing.endpoints(peers)[0] == Endpoint("eth0", "10.0.0.1")
 
 
 def test_a_host_alone_needs_no_route() -> None:
+    """Choose for one host: its own address."""
     assert routing.endpoints(rack(1, "eth0 10.0.0.{}/24")) == (Endpoint("eth0", "10.0.0.10"),)
 
 
@@ -222,6 +238,7 @@ def test_a_host_alone_needs_no_route() -> None:
      ("lo", "leads to no other host")],
 )  # fmt: skip
 def test_an_interface_that_is_not_to_be_had_is_named_with_its_line(iface: str, reason: str) -> None:
+    """Ask for an unusable iface=: ConfigError with its line, the hint lists the host's interfaces."""
     peers = rack(3, "eth0 10.0.0.{}/24", "eth1 10.1.0.{}/24")
     network = replace(peers[1].network, interfaces=(*peers[1].network.interfaces, "eth2"))
     error = failure([peers[0], replace(peers[1], iface=iface, network=network), peers[2]])
@@ -231,6 +248,7 @@ def test_an_interface_that_is_not_to_be_had_is_named_with_its_line(iface: str, r
 
 
 def test_different_interfaces_to_different_hosts_are_told_apart() -> None:
+    """Choose for a host that reaches others by two interfaces: error names both, the hint iface=."""
     a = peer("a-1", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24")
     error = failure([a, peer("b-2", "eth0 10.0.0.2/24"), peer("c-3", "eth0 10.1.0.3/24")])
     assert (error.kind, error.node) == ("environment", "a-1")
@@ -239,11 +257,13 @@ def test_different_interfaces_to_different_hosts_are_told_apart() -> None:
 
 
 def test_a_host_that_another_has_no_route_to_is_named() -> None:
+    """Choose without a route: the error names both hosts."""
     error = failure([peer("a", "eth0 10.0.0.1/24"), peer("b", "eth0 10.5.0.2/24")])
     assert error.message == "a has no route to b (10.5.0.2)"
 
 
 def test_a_network_of_containers_that_hides_a_host_is_named() -> None:
+    """Choose where a Docker network covers a host's address: the error names the bridge."""
     peers = [peer("a", "eth0 10.0.0.1/24", more=("br-0123456789ab 10.0.0.128/25",)), peer("b", "eth0 10.0.0.200/24")]
     error = failure(peers)
     assert error.message.startswith("a would look for b (10.0.0.200) on br-0123456789ab")
@@ -251,6 +271,7 @@ def test_a_network_of_containers_that_hides_a_host_is_named() -> None:
 
 
 def test_one_address_on_two_hosts_joins_none() -> None:
+    """Choose for hosts with the same address: the error names both."""
     # As every machine of VirtualBox has it on its first interface.
     error = failure(rack(3, "eth0 10.0.2.15/24", "eth1 192.168.56.{}/24"))
     assert error.message.startswith("gpu-0 and gpu-1 both have the address 10.0.2.15")
@@ -258,12 +279,14 @@ def test_one_address_on_two_hosts_joins_none() -> None:
 
 
 def test_a_host_that_cannot_be_placed_is_asked_for_its_interface() -> None:
+    """Choose for a host of two networks that ssh reached at 127.0.0.1: the hint is iface=."""
     error = failure([peer("a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24", ssh="127.0.0.1"), peer("b", "eth0 10.0.0.2/24")])
     assert "ssh reached it at 127.0.0.1" in error.message
     assert error.hint.startswith("write iface= for a")
 
 
 def test_networks_that_contradict_each_other_are_refused() -> None:
+    """Choose where routes contradict each other: the error names both interfaces."""
     # By where ssh reached b, a leaves by eth0; by where a and b then say they are, by eth1.
     a = peer("a", "eth0 10.0.0.1/24", "eth1 10.1.0.1/24")
     b = peer("b", "eth0 10.0.0.2/24", "eth1 10.1.0.2/24", more=("eth1 10.0.0.1/32",))
@@ -283,6 +306,7 @@ def test_networks_that_contradict_each_other_are_refused() -> None:
 def test_every_address_leaves_by_the_route_that_fits_it_best(
     prefixes: list[tuple[int, int, int]], lasts: set[int], chosen: int
 ) -> None:
+    """Look any addresses up in any routes: longest prefix, then lowest metric."""
     networks = [(IPv4Network((f"10.0.0.{n}", length), strict=False), metric) for n, length, metric in prefixes]
     lines = [f"eth{i} {network} {metric}" for i, (network, metric) in enumerate(networks)]
     expected = {
@@ -304,6 +328,7 @@ def test_every_address_leaves_by_the_route_that_fits_it_best(
 
 
 def test_a_thousand_hosts_with_full_tables_take_less_than_a_second() -> None:
+    """Choose for 1000 hosts with 60 routes more each: below 1 s of processor time."""
     more = ("eth0 default 100", *(f"cali{i} 10.244.0.{i}/32" for i in range(60)))
     peers = [peer(f"gpu-{i}", f"eth0 10.0.{i // 250}.{i % 250 + 1}/16", more=more) for i in range(1000)]
     began = time.process_time()

@@ -25,6 +25,7 @@ def none_loaded() -> Iterator[None]:
 
 @given(TEXT)
 def test_any_text_survives_as_a_yaml_string(value: str) -> None:
+    """Quote any text for YAML: one line, and the same text when parsed."""
     text = templates.yaml_string(value)
     assert "\n" not in text
     # Compose reads `$$` as a dollar.
@@ -35,9 +36,11 @@ def test_any_text_survives_as_a_yaml_string(value: str) -> None:
 def test_compiled_templates_that_cannot_be_kept_are_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fail to cache a compiled template: it is rendered all the same."""
     tried: list[object] = []
 
     def full(*bucket: object) -> None:
+        """Record the call; raise "No space left on device"."""
         tried.append(bucket)
         raise OSError(ENOSPC, "No space left on device")
 
@@ -52,6 +55,7 @@ def test_compiled_templates_that_cannot_be_kept_are_done_without(
 
 @pytest.mark.usefixtures("none_loaded")
 def test_a_template_that_asks_for_what_is_not_there_fails(tmp_path: Path) -> None:
+    """Render a template with an unknown name: UndefinedError."""
     (tmp_path / "a.j2").write_text("{{ nothing }}")
     with pytest.raises(UndefinedError):
         templates.template(tmp_path / "a.j2").render()

@@ -50,6 +50,7 @@ variants:
 
 
 def test_a_file_without_variants_is_one_workload_named_as_its_folder(tmp_path: Path) -> None:
+    """List a folder with a plain workload.yml: one workload with its fields and defaults."""
     directory = _write(tmp_path, hello=MINIMAL)
     workloads, errors = list_all(directory, LAUNCHERS)
     assert errors == ()
@@ -71,6 +72,7 @@ def test_a_file_without_variants_is_one_workload_named_as_its_folder(tmp_path: P
 
 
 def test_a_variant_adds_arguments_merges_environment_and_metrics_and_replaces_the_rest(tmp_path: Path) -> None:
+    """Load a variant: arguments appended, environment and metrics merged, the rest replaced."""
     tiny = load(_write(tmp_path, opt=FAMILY), "opt-tiny", LAUNCHERS)
     assert tiny.description == "minutes"
     assert tiny.declared == "workloads/opt/workload.yml:15"
@@ -86,6 +88,7 @@ def test_a_variant_adds_arguments_merges_environment_and_metrics_and_replaces_th
 
 
 def test_an_empty_variant_has_the_common_fields(tmp_path: Path) -> None:
+    """Load an empty variant: the common fields."""
     large = load(_write(tmp_path, opt=FAMILY), "opt-13b", LAUNCHERS)
     assert (large.description, large.timeout, large.criteria) == (
         "OPT",
@@ -97,6 +100,7 @@ def test_an_empty_variant_has_the_common_fields(tmp_path: Path) -> None:
 
 
 def test_a_rehearsal_adds_arguments_replaces_timeout_and_criteria_and_drops_memory(tmp_path: Path) -> None:
+    """Load with rehearse: arguments appended, timeout and criteria replaced, memory None."""
     rehearsal = load(_write(tmp_path, opt=FAMILY), "opt-13b", LAUNCHERS, rehearse=True)
     assert rehearsal.arguments[-2:] == ("0.50", "--rehearse")
     assert (rehearsal.timeout, rehearsal.memory) == (600, None)
@@ -104,16 +108,19 @@ def test_a_rehearsal_adds_arguments_replaces_timeout_and_criteria_and_drops_memo
 
 
 def test_what_a_rehearsal_does_not_name_stays(tmp_path: Path) -> None:
+    """Load with an empty rehearse section: the same workload."""
     directory = _write(tmp_path, hello=MINIMAL + "rehearse: {}\n")
     assert load(directory, "hello", LAUNCHERS, rehearse=True) == load(directory, "hello", LAUNCHERS)
 
 
 def test_without_a_rehearse_section_there_is_no_rehearsal(tmp_path: Path) -> None:
+    """Load with rehearse but without the section: ConfigError."""
     with pytest.raises(ConfigError, match=r"^workloads/hello/workload\.yml:1: .*no `rehearse` section"):
         load(_write(tmp_path, hello=MINIMAL), "hello", LAUNCHERS, rehearse=True)
 
 
 def test_workloads_come_by_folder_then_in_the_order_of_the_file(tmp_path: Path) -> None:
+    """List workloads: by folder, then in the order of the file; other folders are skipped."""
     directory = _write(tmp_path, zeta=MINIMAL, opt=FAMILY, alpha=MINIMAL)
     (directory / "data").mkdir()
     assert [workload.name for workload in list_all(directory, LAUNCHERS)[0]] == ["alpha", "opt-tiny", "opt-13b", "zeta"]
@@ -149,6 +156,7 @@ def test_workloads_come_by_folder_then_in_the_order_of_the_file(tmp_path: Path) 
 def test_what_is_wrong_is_told_with_its_line(
     tmp_path: Path, *, line: str, replacement: str, number: int, reason: str, hint: str
 ) -> None:
+    """Load a faulty file: one error with line, reason and hint."""
     _refused(tmp_path, MINIMAL.replace(line, replacement), number, reason, hint)
 
 
@@ -215,10 +223,12 @@ def test_what_is_wrong_is_told_with_its_line(
     ],
 )
 def test_a_field_of_the_wrong_kind_is_told_with_its_line(tmp_path: Path, block: str, number: int, reason: str) -> None:
+    """Load a field of the wrong kind: one error with line and reason."""
     _refused(tmp_path, f"{MINIMAL}{block}\n", number, reason)
 
 
 def test_what_the_record_is_to_quote_is_declared_by_name(tmp_path: Path) -> None:
+    """Load notes of family and variant: both patterns."""
     text = f"{MINIMAL}notes: {{weights: 'weights: (.*)'}}\nvariants: {{a: {{notes: {{data: 'data: (.*)'}}}}}}\n"
     directory = _write(tmp_path, family=text)
     assert load(directory, "a", LAUNCHERS).notes == (("weights", "weights: (.*)"), ("data", "data: (.*)"))
@@ -236,6 +246,7 @@ def test_what_the_record_is_to_quote_is_declared_by_name(tmp_path: Path) -> None
     ],
 )
 def test_a_file_that_is_no_workload_is_refused(tmp_path: Path, content: bytes, number: int, reason: str) -> None:
+    """Load a file that is no mapping in UTF-8: one error with line and reason."""
     _refused(tmp_path, content, number, reason)
 
 
@@ -257,6 +268,7 @@ LADDER = "".join(f"  a{number}: &a{number} {'[' * 50}*a{number - 1}{']' * 50}\n"
 def test_a_file_that_would_take_all_time_and_memory_is_named_and_the_others_are_read(
     tmp_path: Path, content: str, reason: str
 ) -> None:
+    """List a file with recursive or exploding aliases: its error, and the other workload."""
     directory = _write(tmp_path, bomb=MINIMAL + content, hello=MINIMAL)
     workloads, errors = list_all(directory, LAUNCHERS)
     assert [workload.name for workload in workloads] == ["hello"]
@@ -266,6 +278,7 @@ def test_a_file_that_would_take_all_time_and_memory_is_named_and_the_others_are_
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """List folders with a FIFO or a link to /dev/zero: errors without blocking, and the other workload."""
     directory = _write(tmp_path, hello=MINIMAL)
     for name in ("pipe", "zero"):
         (directory / name).mkdir()
@@ -281,16 +294,19 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_an_alias_is_what_it_stands_for(tmp_path: Path) -> None:
+    """Load an alias: its value."""
     directory = _write(tmp_path, hello=f"{MINIMAL}arguments: &a [x]\nlauncher_arguments: *a\n")
     assert load(directory, "hello", LAUNCHERS).launcher_arguments == ("x",)
 
 
 def test_windows_line_ends_and_a_byte_order_mark_do_no_harm(tmp_path: Path) -> None:
+    """Load a file with CRLF and a byte order mark: accepted."""
     directory = _write(tmp_path, hello=b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
     assert load(directory, "hello", LAUNCHERS).script == "train.py"
 
 
 def test_one_broken_file_does_not_hide_the_others(tmp_path: Path) -> None:
+    """List with a broken file: its error, and the other workload; loading it is ConfigError."""
     directory = _write(tmp_path, broken="a: 1\n", hello=MINIMAL)
     workloads, errors = list_all(directory, LAUNCHERS)
     assert [workload.name for workload in workloads] == ["hello"]
@@ -309,6 +325,7 @@ def test_one_broken_file_does_not_hide_the_others(tmp_path: Path) -> None:
     ],
 )
 def test_an_unknown_name_is_told_the_nearest_and_where_it_is(tmp_path: Path, name: str, nearest: str) -> None:
+    """Load an unknown name: ConfigError with the nearest and its line."""
     with pytest.raises(ConfigError) as caught:
         load(_write(tmp_path, opt=FAMILY), name, LAUNCHERS)
     assert caught.value.message == f"no workload `{name}`"
@@ -316,6 +333,7 @@ def test_an_unknown_name_is_told_the_nearest_and_where_it_is(tmp_path: Path, nam
 
 
 def test_a_variant_may_resume_in_a_way_of_its_own(tmp_path: Path) -> None:
+    """Load a variant with its own resume section: it replaces the common one."""
     more = "resume: {argument: --resume, checkpoint: 'ckpt/*.pt'}\nvariants: {hello: {}, hello-hf: {elastic: true, "
     more += "resume: {argument: --resume_from, checkpoint: out/checkpoint-*, marker: trainer_state.json}}}\n"
     directory = _write(tmp_path, hello=MINIMAL + more)
@@ -325,6 +343,7 @@ def test_a_variant_may_resume_in_a_way_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_name_declared_twice_is_refused_with_both_places(tmp_path: Path) -> None:
+    """Declare a name twice: ConfigError names both lines, other variants load."""
     directory = _write(tmp_path, **{"opt": FAMILY, "opt-tiny": MINIMAL})
     message = (
         "workloads/opt-tiny/workload.yml:1: workload `opt-tiny` is already declared at workloads/opt/workload.yml:15"
@@ -337,6 +356,7 @@ def test_a_name_declared_twice_is_refused_with_both_places(tmp_path: Path) -> No
 
 
 def test_a_missing_or_empty_folder_of_workloads_is_an_error(tmp_path: Path) -> None:
+    """List a missing folder or load from an empty one: ConfigError."""
     with pytest.raises(ConfigError, match="no such folder"):
         list_all(tmp_path / "absent", LAUNCHERS)
     with pytest.raises(ConfigError, match="no workload is declared here"):
@@ -348,6 +368,7 @@ def test_a_missing_or_empty_folder_of_workloads_is_an_error(tmp_path: Path) -> N
     [("30s", 30), ("20m", 1200), ("2h", 7200), ("90", 90), ("0.5", 0.5), ("1.5h", 5400), (" 5 ", 5)],
 )
 def test_durations(text: str, seconds: float) -> None:
+    """Parse durations: seconds."""
     assert parse_duration(text) == seconds
 
 
@@ -355,6 +376,7 @@ def test_durations(text: str, seconds: float) -> None:
     "text", ["", "0", "0s", "-1", "2d", "1h30m", "1e3", "inf", "nan", "s", "1:30", "9" * 400, "9000h"]
 )
 def test_what_is_no_duration(text: str) -> None:
+    """Parse invalid durations: ConfigError."""
     with pytest.raises(ConfigError, match="is not a duration"):
         parse_duration(text)
 
@@ -375,6 +397,7 @@ def test_what_is_no_duration(text: str) -> None:
     ],
 )
 def test_expectations(text: str, criterion: Criterion) -> None:
+    """Parse expectations: a Criterion with bounds, or relative to a run."""
     assert parse_expectation(text) == criterion
 
 
@@ -386,11 +409,13 @@ def test_expectations(text: str, criterion: Criterion) -> None:
     ],
 )
 def test_what_is_no_expectation(text: str) -> None:
+    """Parse invalid expectations: ConfigError."""
     with pytest.raises(ConfigError, match="is not an expectation"):
         parse_expectation(text)
 
 
 def test_a_metric_is_written_as_a_name_and_a_pattern() -> None:
+    """Parse NAME=PATTERN: a Metric."""
     assert parse_metric(r"bleu=BLEU = (\S+)") == Metric(name="bleu", pattern=r"BLEU = (\S+)")
 
 
@@ -407,11 +432,13 @@ def test_a_metric_is_written_as_a_name_and_a_pattern() -> None:
     ],
 )
 def test_what_is_no_metric(text: str, reason: str) -> None:
+    """Parse an invalid metric: ConfigError with the reason."""
     with pytest.raises(ConfigError, match=reason):
         parse_metric(text)
 
 
 def test_a_criterion_may_be_written_as_for_expect(tmp_path: Path) -> None:
+    """Load criteria as text and mappings: the same Criteria."""
     text = MINIMAL + "metrics: {m: {pattern: (x)}}\ncriteria: [m > 0, m=1..2, {metric: m, min: 3}]\n"
     assert load(_write(tmp_path, own=text), "own", LAUNCHERS).criteria == (
         Criterion(metric="m", above=0),
@@ -422,6 +449,7 @@ def test_a_criterion_may_be_written_as_for_expect(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("word", "reason"), [("m => 0", "is not an expectation"), ("speed > 0", "no metric `speed`")])
 def test_a_criterion_that_is_wrong_in_words_has_its_line(word: str, reason: str, tmp_path: Path) -> None:
+    """Load an invalid criterion as text: one error with its line."""
     text = f"metrics: {{m: {{pattern: (x)}}}}\ncriteria:\n  - {word}\n"
     _refused(tmp_path, MINIMAL + text, MINIMAL.count("\n") + 3, reason)
 
@@ -439,6 +467,7 @@ def _write(root: Path, **files: str | bytes) -> Path:
 
 
 def _refused(root: Path, content: str | bytes, number: int, reason: str, hint: str = "") -> None:
+    """List a workload with this content: one error with line, reason and hint, exit code 2."""
     _, errors = list_all(_write(root, broken=content), LAUNCHERS)
     (error,) = errors
     assert error.message.startswith(f"workloads/broken/workload.yml:{number}: ")
@@ -448,6 +477,7 @@ def _refused(root: Path, content: str | bytes, number: int, reason: str, hint: s
 
 
 def test_a_rehearsal_requires_no_inputs(tmp_path: Path) -> None:
+    """Load with required inputs: none are required in a rehearsal."""
     text = MINIMAL + "inputs: {model: model}\nrequired_inputs: [model]\nrehearse: {arguments: [--rehearse]}\n"
     directory = _write(tmp_path, tune=text)
     assert load(directory, "tune", LAUNCHERS).required_inputs == ("model",)
@@ -455,6 +485,7 @@ def test_a_rehearsal_requires_no_inputs(tmp_path: Path) -> None:
 
 
 def test_keys_and_the_launcher_are_taken_by_their_names_of_before(tmp_path: Path) -> None:
+    """Load a file with deprecated keys and launcher: accepted as the present ones."""
     text = (
         "describe: of before\nlauncher: own\nscript: train.py\ntimeout: 1m\ninputs: {model: model}\nrequires: [model]\n"
         "metrics: {loss: {pattern: (x), reduce: first-last}}\ncriteria: [{metric: loss, drop: 0.2}]\n"
@@ -465,6 +496,7 @@ def test_keys_and_the_launcher_are_taken_by_their_names_of_before(tmp_path: Path
 
 
 def test_a_key_by_both_of_its_names_is_a_duplicate(tmp_path: Path) -> None:
+    """Give a key and its deprecated name: ConfigError."""
     with pytest.raises(ConfigError, match="duplicate key `description`, first on line 1"):
         load(_write(tmp_path, broken=f"describe: x\n{MINIMAL}"), "broken", LAUNCHERS)
 
@@ -473,6 +505,7 @@ def test_a_key_by_both_of_its_names_is_a_duplicate(tmp_path: Path) -> None:
 
 
 def declare(directory: Path, text: str) -> Workload:
+    """Write workload `mine` with this text added; return it as loaded."""
     folder = directory / "mine"
     folder.mkdir(exist_ok=True)
     (folder / "train.py").touch()
@@ -481,6 +514,7 @@ def declare(directory: Path, text: str) -> Workload:
 
 
 def test_packages_are_those_that_are_listed_and_those_of_the_file(tmp_path: Path) -> None:
+    """Load packages and requirements: both lists, blanks removed, and apt."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/requirements.txt").write_text("nltk==3.9\n")
     text = "packages: ['transformers >= 4, < 5']\nrequirements: requirements.txt\napt: [git]\n"
@@ -490,11 +524,13 @@ def test_packages_are_those_that_are_listed_and_those_of_the_file(tmp_path: Path
 
 @pytest.mark.parametrize("text", ["packages: ['--pre']\n", "apt: ['-o=x']\n", "requirements: ../x\n"])
 def test_packages_that_are_none_are_refused_by_their_line(tmp_path: Path, text: str) -> None:
+    """Load invalid packages: ConfigError with line 5."""
     with pytest.raises(ConfigError, match=r"mine/workload.yml:5: "):
         declare(tmp_path, text)
 
 
 def test_a_script_may_be_declared_to_take_what_deepspeed_and_hugging_face_give(tmp_path: Path) -> None:
+    """Load local_rank and deepspeed_option: their values; ConfigError for text in place of true."""
     loaded = declare(tmp_path, "local_rank: true\ndeepspeed_option: deepspeed\n")
     assert (loaded.local_rank, loaded.deepspeed_option) == (True, "deepspeed")
     with pytest.raises(ConfigError, match="`local_rank` must be true or false"):

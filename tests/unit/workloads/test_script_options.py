@@ -17,6 +17,7 @@ raise ValueError("use '--overwrite_output_dir'")
 
 
 def are_all_declared(folder: Path, **texts: str) -> bool:
+    """Write these scripts; return True if all options of train.py are declared in what can be read."""
     for name, text in texts.items():
         (folder / f"{name}.py").write_text(text)
     return script_options.are_all_declared(folder, "train.py")
@@ -31,6 +32,7 @@ def are_all_declared(folder: Path, **texts: str) -> bool:
     ],
 )
 def test_a_parser_of_argparse_is_read_whole(tmp_path: Path, text: str) -> None:
+    """Read scripts with argparse: True."""
     assert are_all_declared(tmp_path, train=text)
 
 
@@ -50,16 +52,19 @@ def test_a_parser_of_argparse_is_read_whole(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_a_parser_to_which_others_add_is_not_read_whole(tmp_path: Path, text: str) -> None:
+    """Read scripts with other or extended parsers: False."""
     assert not are_all_declared(tmp_path, train=text)
 
 
 def test_the_modules_that_a_script_imports_from_its_folder_are_read_too(tmp_path: Path) -> None:
+    """Read a script with modules of its folder: those that it imports decide."""
     assert are_all_declared(tmp_path, train="from arguments import parse\nparse()\n", arguments=PLAIN)
     assert not are_all_declared(tmp_path, arguments=f"import train\n{HF}")
     assert are_all_declared(tmp_path, train=PLAIN, other=HF), "a script that it does not import is another's"
 
 
 def test_a_script_elsewhere_and_one_of_another_language_are_not_read(tmp_path: Path) -> None:
+    """Read a shell script or one of another folder: False."""
     (tmp_path / "train.py").write_text(PLAIN)
     (tmp_path / "start.sh").write_text("python train.py\n")
     assert not script_options.are_all_declared(tmp_path, "start.sh")

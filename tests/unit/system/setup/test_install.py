@@ -67,11 +67,13 @@ TRIXIE = {
 
 
 def test_nothing_missing() -> None:
+    """Plan for a host that has everything: "nothing to do" with the three versions."""
     steps = install.plan(replace(READY, prefix=None, candidates={}))
     assert str(steps) == "nothing to do: Docker Engine 26.1.5+dfsg1, buildx 0.13.1, compose 2.26.1"
 
 
 def test_debian_12_takes_docker_from_the_next_release() -> None:
+    """Plan for Debian 12 without Docker: the source of trixie, pinned, then install and start dockerd; all steps in order."""
     assert (
         str(install.plan(BARE))
         == """\
@@ -100,6 +102,7 @@ docker-buildx docker-compose
 
 
 def test_debian_13_has_it_itself() -> None:
+    """Plan for Debian 13 with systemd: simulate, install, enable the service."""
     steps = install.plan(replace(BARE, codename="trixie", candidates=TRIXIE, systemd=True))
     assert [step.argv[0] for step in steps.steps] == ["apt-get", "env", "systemctl"]
     assert steps.steps[1].argv[-4:] == ("docker.io", "docker-cli", "docker-buildx", "docker-compose")
@@ -107,6 +110,7 @@ def test_debian_13_has_it_itself() -> None:
 
 
 def test_ubuntu_has_the_command_in_its_engine_and_its_own_name_for_compose() -> None:
+    """Plan for Ubuntu: docker.io, docker-buildx and docker-compose-v2."""
     candidates = {
         "docker.io": "27.5.1-0ubuntu3",
         "docker-buildx": "0.20",
@@ -118,17 +122,20 @@ def test_ubuntu_has_the_command_in_its_engine_and_its_own_name_for_compose() -> 
 
 
 def test_only_compose_is_missing() -> None:
+    """Plan without compose: only docker-compose is installed."""
     steps = install.plan(replace(READY, compose="", candidates=TRIXIE))
     assert [step.argv[-1] for step in steps.steps] == ["docker-compose", "docker-compose"]
 
 
 def test_only_compose_is_missing_and_this_release_has_version_1() -> None:
+    """Plan with compose 1 in Debian 12: the source of trixie, and docker-compose alone."""
     steps = install.plan(replace(READY, compose="1.29.2"))
     assert [step.argv[0] for step in steps.steps] == ["tee", "tee", "apt-get", "apt-get", "env"]
     assert steps.steps[-1].argv[-2:] == ("--no-install-recommends", "docker-compose")
 
 
 def test_installed_but_not_running() -> None:
+    """Plan for a stopped engine: start-stop-daemon, or systemctl with systemd."""
     assert [step.argv[0] for step in install.plan(replace(READY, running=False)).steps] == [
         "mkdir",
         "start-stop-daemon",
@@ -137,12 +144,14 @@ def test_installed_but_not_running() -> None:
 
 
 def test_empty_package_lists_are_filled_before_anything_is_decided() -> None:
+    """Plan with empty package lists: apt-get update alone, and the plan is unfinished."""
     steps = install.plan(replace(BARE, candidates={}))
     assert [step.argv for step in steps.steps] == [("apt-get", "update")]
     assert steps.unfinished
 
 
 def test_sudo_is_put_before_every_command() -> None:
+    """Plan with sudo: every command is run by `sudo -n`."""
     typed = install.plan(replace(BARE, prefix=("sudo", "-n"))).typed()
     assert all(line.startswith("sudo -n ") or "| sudo -n tee /etc/apt/" in line for line in typed)
 
@@ -157,6 +166,7 @@ def test_sudo_is_put_before_every_command() -> None:
     ],
 )
 def test_what_labctl_cannot_do_it_says(facts: Facts, message: str) -> None:
+    """Plan for other releases, or without Debian's main archive: HostError with a hint."""
     with pytest.raises(HostError, match=message) as caught:
         install.plan(facts)
     assert caught.value.hint
@@ -166,18 +176,22 @@ OUTSIDER = replace(READY, denied=True, running=False, outsider="ada", prefix=("s
 
 
 def test_who_may_not_use_docker_is_put_into_its_group_and_nothing_else_happens() -> None:
+    """Plan for a user who may not use Docker: usermod into group docker alone."""
     assert install.plan(OUTSIDER).typed() == ("sudo usermod --append --groups docker ada",)
 
 
 def test_who_installs_docker_with_sudo_may_use_it_afterwards() -> None:
+    """Plan for a user without Docker: the last step is usermod."""
     assert install.plan(replace(BARE, outsider="ada", prefix=("sudo",))).typed()[-1].endswith("--groups docker ada")
 
 
 def test_who_can_use_docker_otherwise_is_left_out_of_its_group() -> None:
+    """Plan for a user who can use Docker without the group: no step."""
     assert not install.plan(replace(READY, outsider="ada", prefix=("sudo",))).steps
 
 
 def test_a_session_older_than_its_membership_is_told_so(on: Callable[..., list[str]]) -> None:
+    """Set up in a session older than the membership: HostError with `newgrp docker`, nothing is run."""
     done = on(replace(OUTSIDER, outsider=""))
     with pytest.raises(HostError, match="older than your membership") as caught:
         install.setup(yes=True, ask=None, emit=lambda _: None)
@@ -186,6 +200,7 @@ def test_a_session_older_than_its_membership_is_told_so(on: Callable[..., list[s
 
 
 def test_who_was_put_into_the_group_is_told_how_to_go_on(on: Callable[..., list[str]]) -> None:
+    """Set up a user who is put into the group: True, and the last message names `newgrp docker`."""
     messages: list[str] = []
     on(OUTSIDER, replace(OUTSIDER, outsider=""))
     assert install.setup(yes=True, ask=None, emit=messages.append)
@@ -194,9 +209,10 @@ def test_who_was_put_into_the_group_is_told_how_to_go_on(on: Callable[..., list[
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Function that lets install see these facts in turn, the last for good; returns a list to which its steps go."""
+    """Return a function that lets install observe these facts in turn, and returns the list of its steps."""
 
     def pretend(*facts: Facts) -> list[str]:
+        """Replace observe and carry_out; return the list that gets the steps."""
         queue, done = list(facts), list[str]()
         monkeypatch.setattr(install, "observe", lambda: queue.pop(0) if len(queue) > 1 else queue[0])
         monkeypatch.setattr(install, "carry_out", lambda steps, _: done.extend(steps.typed()))
@@ -206,6 +222,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 
 def test_not_root_and_no_sudo_prints_the_commands(on: Callable[..., list[str]]) -> None:
+    """Set up without root and sudo: HostError, exit code 3, the hint has the commands, nothing is run."""
     done = on(replace(BARE, prefix=None))
     with pytest.raises(HostError, match="needs root or sudo") as caught:
         install.setup(yes=True, ask=None, emit=print)
@@ -215,6 +232,7 @@ def test_not_root_and_no_sudo_prints_the_commands(on: Callable[..., list[str]]) 
 
 
 def test_nobody_to_ask(on: Callable[..., list[str]]) -> None:
+    """Set up with nobody to ask: HostError with `labctl setup --yes`, nothing is run."""
     done = on(BARE)
     with pytest.raises(HostError) as caught:
         install.setup(yes=False, ask=None, emit=print)
@@ -223,6 +241,7 @@ def test_nobody_to_ask(on: Callable[..., list[str]]) -> None:
 
 
 def test_no_means_no(on: Callable[..., list[str]]) -> None:
+    """Answer no: HostError "aborted", nothing is run."""
     done = on(BARE)
     with pytest.raises(HostError, match="aborted"):
         install.setup(yes=False, ask=lambda _: False, emit=print)
@@ -230,6 +249,7 @@ def test_no_means_no(on: Callable[..., list[str]]) -> None:
 
 
 def test_after_empty_lists_it_goes_on_without_asking_again(on: Callable[..., list[str]]) -> None:
+    """Set up from empty lists: update, then the plan, with one question in all."""
     done, messages, requests = on(replace(BARE, candidates={}), BARE, READY), list[str](), list[str]()
     assert install.setup(yes=False, ask=lambda text: not requests.append(text), emit=messages.append)  # type: ignore[func-returns-value]
     assert done == ["apt-get update", *install.plan(BARE).typed()]
@@ -238,6 +258,7 @@ def test_after_empty_lists_it_goes_on_without_asking_again(on: Callable[..., lis
 
 
 def test_already_able(on: Callable[..., list[str]]) -> None:
+    """Set up a ready host: False and "nothing to do"."""
     on(READY)
     messages: list[str] = []
     assert not install.setup(yes=False, ask=None, emit=messages.append)
@@ -245,6 +266,7 @@ def test_already_able(on: Callable[..., list[str]]) -> None:
 
 
 def test_a_simulation_that_touches_anything_else_is_refused() -> None:
+    """Check apt's simulation: HostError if it upgrades or removes others, or would install an old engine."""
     argv = ("apt-get", "install", "--simulate", "docker.io")
     harmless = (
         "Inst docker.io [20.10.24] (26.1.5 Debian:13 [amd64])\nInst runc (1.1.5 Debian:12 [amd64])\nConf runc (1.1.5)\n"
@@ -258,6 +280,7 @@ def test_a_simulation_that_touches_anything_else_is_refused() -> None:
 
 
 def test_sources_are_read_from_both_kinds_of_files(tmp_path: Path) -> None:
+    """Read sources.list and *.sources: enabled sources alone, no other files."""
     folder = tmp_path / "etc/apt/sources.list.d"
     folder.mkdir(parents=True)
     (tmp_path / "etc/apt/sources.list").write_text(
@@ -271,6 +294,7 @@ def test_sources_are_read_from_both_kinds_of_files(tmp_path: Path) -> None:
 
 
 def test_candidates() -> None:
+    """Read apt-cache policy: candidates by package, none for "(none)"."""
     none = "x:\n  Installed: (none)\n  Candidate: (none)\n"
     policy = f"docker.io:\n  Installed: (none)\n  Candidate: 20.10\n  Version table:\n{none}"
     assert apt.candidates(policy) == {"docker.io": "20.10"}
@@ -292,6 +316,7 @@ def test_candidates() -> None:
     ],
 )
 def test_versions_are_compared_by_their_numbers(version: str, oldest: str, older: bool) -> None:
+    """Compare versions by their numbers, without epoch and suffix; text without numbers is older."""
     assert is_older(version, oldest) == older
 
 
@@ -299,10 +324,12 @@ def test_versions_are_compared_by_their_numbers(version: str, oldest: str, older
     "facts", [replace(READY, compose="2.24.3"), replace(READY, buildx="0.9.1"), replace(READY, engine="23.0.6")]
 )
 def test_what_is_too_old_is_replaced(facts: Facts) -> None:
+    """Plan with an old compose, buildx or engine: it is installed."""
     assert install.plan(replace(facts, candidates=TRIXIE)).steps[1].argv[-1] in TRIXIE
 
 
 def test_what_stays_too_old_is_named(on: Callable[..., list[str]]) -> None:
+    """Set up with what stays old: HostError names it, the hint is labctl doctor."""
     old = replace(READY, compose="2.24.3", candidates=TRIXIE)
     on(old, old)
     with pytest.raises(HostError, match=r"^still missing or too old: compose$") as caught:
