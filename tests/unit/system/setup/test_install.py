@@ -73,7 +73,7 @@ def test_nothing_missing() -> None:
 
 
 def test_debian_12_takes_docker_from_the_next_release() -> None:
-    """Plan for Debian 12 without Docker: the source of trixie, pinned, then install and start dockerd; all steps in order."""
+    """Plan for Debian 12 without Docker: add trixie, pinned, as a source, install from it and start dockerd."""
     assert (
         str(install.plan(BARE))
         == """\
