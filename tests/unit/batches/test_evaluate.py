@@ -169,7 +169,10 @@ def test_outliers_are_named_the_worst_first_and_are_no_failure() -> None:
 
 
 def test_a_size_whose_jobs_differ_without_an_outlier_is_named() -> None:
-    """Judge a size with two values far apart: the remark says its jobs differ and none stands out."""
+    """Judge a size with two values far apart: the remark says its jobs differ and none stands out.
+
+    Half of the jobs are slow, as in a ring of four nodes with a slow one.
+    """
     runs = [run(f"2xN_{number}", "a b", value) for number, value in enumerate((49.46, 49.8, 160, 162))]
     assert judge([*runs, *alone([100, 99])], Limits()).remarks == (
         "the 4 jobs on 2 nodes differ, and none stands out: 24.73 to 81 per node",

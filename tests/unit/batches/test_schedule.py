@@ -52,7 +52,10 @@ def test_without_jobs_there_is_nothing_to_wait_for() -> None:
 
 
 def test_a_wide_job_is_overtaken_by_those_of_the_window_and_no_others() -> None:
-    """Queue a job of two nodes among many single ones: at most the window's jobs start before it."""
+    """Queue a job of two nodes among many single ones: at most the window's jobs start before it.
+
+    Without held nodes, single jobs that end at different times would block it forever.
+    """
     queue = JobQueue((("a",), ("a", "b"), *((NODES[number % 2],) for number in range(1, 1000))))
     started = queue.start()
     assert started == [0, 2]

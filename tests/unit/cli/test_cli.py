@@ -37,7 +37,10 @@ SECONDS = 30
 
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make DockerEngine.observe raise HostError, without a socket."""
+    """Make DockerEngine.observe raise HostError, without a socket.
+
+    The SDK would leak sockets that fail to connect.
+    """
 
     def fail(*_: object) -> None:
         raise HostError("Docker Engine does not answer")

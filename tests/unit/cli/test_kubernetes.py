@@ -84,7 +84,10 @@ def test_a_command_of_both_says_that_no_cluster_is_configured(
 
 @pytest.mark.parametrize("command", ["run hello", "run --dry-run hello", "cache hello", "down", "status"])
 def test_a_directory_that_is_no_lab_is_refused(command: str, lab: Labctl) -> None:
-    """Run in a directory without .env: exit code 2 "is not a lab directory"."""
+    """Run in a directory without .env: exit code 2 "is not a lab directory".
+
+    Its default name would be that of another lab.
+    """
     (lab.directory / ".env").unlink()
     answer = lab(*command.split(), "-s", "LAB_ENGINE=kubernetes")
     assert answer.code == 2, answer

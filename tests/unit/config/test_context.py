@@ -43,7 +43,10 @@ def test_without_one_it_is_the_directory_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("here", ["", "a/b"])
 def test_settings_of_somebody_else_are_not_taken(inner: Path, tmp_path: Path, here: str) -> None:
-    """Find a .env of another user: ConfigError names owner and reader, the hint has -C."""
+    """Find a .env of another user: ConfigError names owner and reader, the hint has -C.
+
+    A user who can write above a directory, as in /tmp, could choose containers and hosts otherwise.
+    """
     give_away(tmp_path / ".env")
     with pytest.raises(ConfigError, match=rf"{tmp_path}/\.env belongs to .*12345, and you are ") as caught:
         find_lab(tmp_path / here, {})

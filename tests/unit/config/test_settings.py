@@ -191,7 +191,10 @@ MAY_BE_MOUNTED = """
 @pytest.mark.parametrize("key", MOUNTED)
 @pytest.mark.parametrize("value", NEVER_MOUNTED.split())
 def test_what_is_the_hosts_own_is_not_mounted(lab: Lab, key: str, value: str) -> None:
-    """Mount system paths, homes, keys or sockets: ConfigError, also with LAB_HOSTS."""
+    """Mount system paths, homes, keys or sockets: ConfigError, also with LAB_HOSTS.
+
+    Containers could write keys, the system or the engine's data otherwise.
+    """
     error = lab.error(f"{key}={value}")
     assert error.startswith(f".env:1: {key}: "), error
     assert " | name a directory" in error

@@ -15,7 +15,10 @@ P = OPT_13B.parameters
 
 
 def estimated(*, ranks: int, optimizer: bool, parameters: bool) -> tuple[int, int]:
-    """Return DeepSpeed's estimate in bytes of a host and of a device of one node at stage 3."""
+    """Return DeepSpeed's estimate in bytes of a host and of a device of one node at stage 3.
+
+    Source: estimate_zero3_model_states_mem_needs for one node, with zero.Init.
+    """
     largest_layer = 4 * OPT_13B.largest
     if optimizer:
         return int(P * (18 if parameters else 16) * 1.5), largest_layer + (0 if parameters else 2 * P // ranks)

@@ -411,7 +411,10 @@ def test_a_declared_script_may_be_a_clones(of: Lab, tmp_path: Path) -> None:
 
 
 def test_a_declared_script_that_containers_do_not_see_is_refused(of: Lab, tmp_path: Path) -> None:
-    """Declare a workload whose script is not mounted: ConfigError with --script."""
+    """Declare a workload whose script is not mounted: ConfigError with --script.
+
+    Declarations may be other people's, and the named files would be copied to the ranks.
+    """
     path = write(tmp_path, "private/keys.py")
     with pytest.raises(ConfigError, match="is not in a folder that the lab mounts") as caught:
         inputs.require_mounted(of, loader.load(declare(tmp_path, path), "mine", ("torchrun",)))

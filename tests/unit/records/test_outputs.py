@@ -163,7 +163,10 @@ def test_folders_within_each_other_without_end_stay(written: Path) -> None:
 
 @pytest.mark.parametrize("attempt", range(50))
 def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path, tmp_path: Path, attempt: int) -> None:
-    """Swap files for links during the move: nothing outside changes, and no link is in the record."""
+    """Swap files for links during the move: nothing outside changes, and no link is in the record.
+
+    A process that outlives the run could do so.
+    """
     home = tmp_path / "home"
     (home / "inner").mkdir(parents=True)
     (home / "keys").write_text("mine")

@@ -160,7 +160,10 @@ def test_reap_ends_a_grandchild_in_its_own_session_without_the_id(run: Run) -> N
 
 
 def test_reap_ends_a_grandchild_that_outlives_its_parent_by_ignoring_term(run: Run) -> None:
-    """Reap a run whose child ignores SIGTERM and outlives its parent: it is killed."""
+    """Reap a run whose child ignores SIGTERM and outlives its parent: it is killed.
+
+    Once the parent has ended, neither environment nor ancestors identify the child.
+    """
     grandchild = run.start(PARENT.format(before=""), STUBBORN)
     labnode.reap(run.id, "0.2")
     assert not alive(grandchild)
@@ -401,7 +404,10 @@ def test_a_tool_that_hangs_is_given_up_and_is_no_lost_device(devices: Devices, m
 def test_a_tool_is_not_started_while_one_that_could_not_be_ended_lives(
     devices: Devices, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    """Leave a hanging tool alive: it is not started again; once it is gone the node is healthy."""
+    """Leave a hanging tool alive: it is not started again; once it is gone the node is healthy.
+
+    The tool is in a session of its own, which SIGKILL does not reach.
+    """
     monkeypatch.setattr(labnode, "TOOL_LIMIT", 2)
     monkeypatch.setattr(labnode, "QUICK_CHECK", 2)
     devices.given("nvidia:1", "nvidia0")

@@ -99,7 +99,10 @@ def test_a_script_of_a_step_takes_a_persons_arguments_beside_its_output(upstream
 
 
 def test_a_script_that_is_a_link_out_of_the_clone_is_none_of_its_own(tmp_path: Path) -> None:
-    """Link a script out of the clone: not listed, and ConfigError when loaded."""
+    """Link a script out of the clone: not listed, and ConfigError when loaded.
+
+    Containers write the clones, and the link's target would be copied into a run.
+    """
     (tmp_path / "private.py").write_text("password = 1  # __main__ $2 main.py\n")
     for clone, script in ((external.GAUDI, "x/run_leak.py"), (external.DSCHAT, "x/run_leak.sh")):
         root = tmp_path / clone.family
@@ -354,7 +357,7 @@ def test_a_deepspeed_that_fails_before_the_pipe_fails_the_script(tmp_path: Path)
 
 
 def test_the_authors_home_holds_the_labs_deepspeed_too(tmp_path: Path) -> None:
-    """Start a script that calls ~/.local/bin/deepspeed: labctl's is there, twice."""
+    """Start a script twice that calls ~/.local/bin/deepspeed: it is labctl's both times."""
     stage = Stage.make(tmp_path)
     stage.script('"$HOME/.local/bin/deepspeed" mine; echo "I am $USER"')
     for _ in range(2):
