@@ -19,7 +19,7 @@ def accused(diagnosis: Diagnosis) -> set[str | frozenset[str]]:
 @pytest.mark.parametrize("speed", [0.7, FAILS])
 @pytest.mark.parametrize("count", [8, 16, 64, 256, 1024, 4096])
 def test_one_bad_node_is_found_in_four_rounds_more_than_log2_of_the_nodes(count: int, speed: float) -> None:
-    """Plant one bad node: it alone is accused, within log2 + 4 rounds, and the others are good."""
+    """Plant one bad node: it alone is accused, within log2 + 4 rounds or 7, and the others are good."""
     diagnosis = solve(Cluster(nodes=names(count), slow={"worker-5": speed}))
     assert accused(diagnosis) == {"worker-5"}
     # Fewer nodes leave fewer to compare with, and take more rounds.

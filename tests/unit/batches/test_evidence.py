@@ -44,7 +44,7 @@ def verdicts(nodes: int, noise: Noise, seed: int, rounds: int = 24, **slow: floa
 def test_good_nodes_are_accused_in_at_most_one_of_a_hundred_validations(
     nodes: int, validations: int, noise: Noise
 ) -> None:
-    """Judge equal nodes over many seeds: at most 2 + 2 % of the validations accuse one."""
+    """Judge equal nodes over many seeds: at most 2, and 2 % of the validations, accuse a node."""
     accused = sum("bad" in verdicts(nodes, noise, seed).values() for seed in range(validations))
     # By chance it is more in fewer than 1 of 50 tests.
     assert accused <= 2 + validations // 50

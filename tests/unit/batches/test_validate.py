@@ -855,7 +855,7 @@ def test_turns_that_are_not_read_are_no_pass() -> None:
 
 
 def test_of_errors_none_is_best() -> None:
-    """Count errors on worker-2 and none on others: slow."""
+    """Give worker-2 five errors and the others none, where fewer are better: worker-2 alone is slow."""
     errors = replace(MEMORY, limits=(Limit(metric="errors", lower_is_better=True),))
     validation = Cluster(lambda _, group: 5.0 if group == ("worker-2",) else 0.0).validate(
         replace(PLAIN, checks=(errors,))

@@ -200,7 +200,7 @@ def test_what_other_labs_keep_stays_there_and_so_do_passwords(of: Lab, tmp_path:
 def test_where_git_fails_what_it_ignores_is_not_copied(
     of: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, hint: str
 ) -> None:
-    """Let git fail: ConfigError with a command to mend it, and nothing is copied."""
+    """Let git fail to list the files: ConfigError, the hint has a command to mend it."""
     path = write(tmp_path / "mine", "train.py", ".git/HEAD", "secret.key")
     failed = CompletedProcess(("git",), 128, "", message)
     monkeypatch.setattr(process, "run", lambda *_, **__: failed)

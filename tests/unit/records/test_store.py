@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_or_ended_lately_is_known(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_process_ended_without_a_result_is_orphaned(tmp_path: Path) -> None:
-    """Read the state of a run without result: "orphaned", unless its own lock is held."""
+    """Read the state of a run without result: "orphaned", also while locks other than its own are held."""
     path = started(lab(directory=tmp_path), "r1")
     assert store.state(tmp_path, "r1") == "orphaned"
     for lock, purpose in ((store.lock(tmp_path, "r2"), "run r2"), (path / store.MARK, "run r1")):
