@@ -26,7 +26,7 @@ def lab(directory: Path, nodes: int = 4) -> Lab:
 
 
 def running(speed: Speed, rounds: list[list[tuple[str, ...]]]) -> Callable[[Path], Rounded]:
-    """Build a stand-in for a batch: each group runs at ``speed``, None for a failure; ``rounds`` records the groups."""
+    """Return a stand-in for a batch: groups run at ``speed``, None for a failure; ``rounds`` gets the groups."""
 
     def run(folder: Path) -> Rounded:
         """Record the groups of the folder's hostfiles; return a batch with a job at ``speed`` for each."""

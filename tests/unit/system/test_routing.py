@@ -59,7 +59,7 @@ IP = """\
 
 
 def table(*lines: str) -> tuple[routing.Route, ...]:
-    """Build routes by way of /proc/net/route's format: ``eth0 10.0.0.0/24``, or ``eth0 default 100`` with a metric."""
+    """Return routes of lines such as ``eth0 10.0.0.0/24``, or ``eth0 default 100`` with a metric."""
     text = HEAD
     for line in lines:
         name, where, *metric = line.split()
