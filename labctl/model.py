@@ -586,6 +586,13 @@ class Hang(Struct, frozen=True, kw_only=True):
     """Seconds that a rank has waited for the others."""
 
 
+class Pace(Struct, frozen=True, kw_only=True):
+    """Seconds that a run took to its first step, and at most from one step to the next; 0 if not known."""
+
+    first_step: float = 0
+    longest_step: float = 0
+
+
 class Straggler(Struct, frozen=True, kw_only=True):
     """A node that the others wait for."""
 
@@ -633,6 +640,8 @@ class Result(Struct, frozen=True, kw_only=True):
     """Explanation of its last silence, or of its end; None for a run that passed."""
     straggler: Straggler | None = None
     """Node that the others waited for, over the whole run; None if there is none."""
+    pace: Pace | None = None
+    """Its steps; None if it printed none."""
 
     @property
     def outcome(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
 
-from labctl.model import Metric, Progress, Workload
+from labctl.model import Metric, Pace, Progress, Workload
 from labctl.records import places
 from labctl.records.finder import Finder, finder_of
 from labctl.records.lines import Line
@@ -40,6 +40,16 @@ class Tracker:
         self._steps: int | None = None
         self._at = 0.0
         self._intervals: deque[float] = deque(maxlen=RECENT)
+        self._first_step: float | None = None
+        """Seconds from the first line to the first step."""
+        self._longest = 0.0
+
+    @property
+    def pace(self) -> Pace | None:
+        """Return the seconds of the run's first step and of its longest; None without a step."""
+        if self._first_step is None:
+            return None
+        return Pace(first_step=round(self._first_step, 3), longest_step=round(self._longest, 3))
 
     @property
     def values(self) -> Mapping[str, Sequence[float]]:
@@ -85,7 +95,10 @@ class Tracker:
             self._intervals.clear()
             self._first = self._step = step
             self._at = when
+            if self._first_step is None:
+                self._first_step = when - (self._began or when)
         elif step > self._step:
+            self._longest = max(self._longest, when - self._at)
             self._intervals.append((when - self._at) / (step - self._step))
             self._step, self._at = step, when
         elif step <= self._first < self._step:

@@ -26,7 +26,22 @@ from msgspec.structs import replace
 from labctl import naming
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
-from labctl.model import Cause, Copy, File, Hang, Job, Lab, Metric, Progress, Project, Rank, Result, Secret, Workload
+from labctl.model import (
+    Cause,
+    Copy,
+    File,
+    Hang,
+    Job,
+    Lab,
+    Metric,
+    Pace,
+    Progress,
+    Project,
+    Rank,
+    Result,
+    Secret,
+    Workload,
+)
 from labctl.records import outlook
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
@@ -228,6 +243,11 @@ class RunLog:
     def progress(self) -> Progress:
         """Return the progress of the run so far."""
         return self._tracker.progress()
+
+    @property
+    def pace(self) -> Pace | None:
+        """Return the seconds of the run's first step and of its longest; None without a step."""
+        return self._tracker.pace
 
     def keep(self, lines: Sequence[Line]) -> Sequence[Line]:
         """Write lines, their times and samples; return the lines redacted. RecordError if that fails."""
@@ -508,6 +528,8 @@ class DeclaredWorkload(Struct, frozen=True):
     """Parts of the workload that are read from ``job.json``, as declared when the run began."""
 
     script: str = ""
+    arguments: tuple[str, ...] = ()
+    launcher: str = ""
     project: Project | None = None
     metrics: tuple[Metric, ...] = ()
     launcher_arguments: tuple[str, ...] = ()

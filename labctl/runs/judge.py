@@ -101,7 +101,7 @@ def result_of(run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, 
         of_all = f" of {reached.steps}" if reached.steps else ""
         notes[store.REACHED] = f"{reached.counts} {reached.step}{of_all}"
     verdict, expected = attempts.compared(run.lab.directory, job, verdict, notes.get(store.REACHED, ""))
-    measured = {"metrics": reduced, "notes": notes, "ranks": ranks, "world_size": len(ranks)}
+    measured = {"metrics": reduced, "notes": notes, "ranks": ranks, "world_size": len(ranks), "pace": log.pace}
     return _result(run.lab, job, verdict, expected, now, seconds=seconds, **measured)
 
 
