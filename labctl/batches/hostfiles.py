@@ -49,7 +49,7 @@ def pattern_named(word: str) -> Pattern:
 
 
 def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -> tuple[Group, ...]:
-    """Form groups of ``size`` by a pattern, with neighbours that share no node if possible; names may be left over.
+    """Return groups of `size` names by a pattern; names may be left over. ConfigError if size or pattern don't fit.
 
     ``sequential``: consecutive names; ``random``: the same of a shuffled list; ``pairs``: the first half with the
     second half; ``ring``: each name with the next ones; ``all-pairs``: each name with each other one. ConfigError if
@@ -74,7 +74,7 @@ def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -
 
 
 def _rings(names: tuple[str, ...], size: int) -> Iterator[Group]:
-    """Yield each node with the ``size`` - 1 after it, in a ring, ordered so that neighbouring groups seldom overlap."""
+    """Yield each name with the `size` - 1 names after it in a ring, so ordered that neighbours seldom overlap."""
     for start in range(size):
         for first in range(start, len(names), size):
             places = sorted((first + step) % len(names) for step in range(size))
@@ -82,7 +82,7 @@ def _rings(names: tuple[str, ...], size: int) -> Iterator[Group]:
 
 
 def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
-    """Yield rounds in which each node meets another, until each has met all (circle method of tournaments)."""
+    """Yield rounds of pairs, until each name has met each other one; of an odd number, one is idle per round."""
     first, *circle = names if len(names) % 2 == 0 else (*names, "")
     for turn in range(len(circle)):
         others = circle[turn:] + circle[:turn]
@@ -94,7 +94,7 @@ def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
 def make(
     context: Context, file: Path | None, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
 ) -> HostfileSet:
-    """Write a set of hostfiles of the machines that a file lists; without a file, of the lab's nodes.
+    """Write the hostfiles for the machines that a file lists, or for the lab's nodes; return the set.
 
     ConfigError if there is no such file.
     """
@@ -120,7 +120,7 @@ def make(
 
 
 def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return slots by listed machine in use, 0 if the file sets none, and the drained machines.
+    """Return slots by listed machine that is not drained (0 if unset), and the names of drained ones.
 
     ConfigError if the file does not exist.
     """
@@ -134,7 +134,7 @@ def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple
 
 
 def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return slots by node in use of the lab or its cluster, and drained or unusable nodes, each noted as left out.
+    """Return slots by usable node of the lab, and the names of the others, each noted. HostError if none is left.
 
     HostError if no node is in use.
     """
@@ -152,7 +152,7 @@ def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
 
 
 def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the slots of the lab's node for each of these names; outside a lab 8 each, as Lambda's."""
+    """Return the slots of the lab's node for each name; if the directory is no lab, SLOTS for each."""
     if not is_lab(context.directory):
         return dict.fromkeys(names, SLOTS)
     with backends.connect(context) as backend:
@@ -167,7 +167,7 @@ def default_directory(count: int, size: int, pattern: Pattern) -> Path:
 
 
 def texts(chosen: tuple[Group, ...], slots: Mapping[str, int]) -> dict[str, str]:
-    """Render the hostfile of each group, by file name; sorted by name, as `batch` runs them."""
+    """Map the file name of each group's hostfile to its text, numbered in order."""
     digits = max(4, len(str(len(chosen))))
     by_name = {}
     for number, group in enumerate(chosen, start=1):
@@ -177,7 +177,7 @@ def texts(chosen: tuple[Group, ...], slots: Mapping[str, int]) -> dict[str, str]
 
 
 def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
-    """Write a set of hostfiles. ConfigError, with nothing written, if a hostfile there has another name or text.
+    """Write hostfiles into a directory. ConfigError, with nothing written, if a hostfile there differs.
 
     HostError if it cannot be written.
     """
@@ -195,7 +195,7 @@ def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
 
 
 def listed(directory: Path) -> tuple[Path, ...]:
-    """Return the hostfiles of a set, sorted by name. ConfigError for a directory without any."""
+    """Return a set's hostfiles, sorted by name, without editors' copies. ConfigError if it is no directory or has none."""
     if directory.is_file():
         raise ConfigError(f"{directory}: not a directory", hint=f"name the directory: {directory.parent}")
     if not directory.is_dir():

@@ -27,7 +27,7 @@ HOSTS = ".lab/hosts.env"
 
 
 def with_hosts(context: Context) -> Context:
-    """Return the context with LAB_HOSTS set to a file written from MASTER_IP and MEMBER_IPS, unless it is set already.
+    """Write MASTER_IP and MEMBER_IPS to a file and return the context with LAB_HOSTS set to it, unless it is set.
 
     Later commands can be given the file. HostError if it cannot be written.
     """
@@ -63,6 +63,7 @@ def read(context: Context) -> Operator:
 
 
 def _flag(given: Mapping[str, str], key: str) -> bool:
+    """Tell if a setting is true; False if it is absent. ConfigError if it is neither true nor false."""
     word = given.get(key, "").strip().lower()
     if word not in ("", *YES, *NO):
         raise ConfigError(f"{key}={given[key]} is neither true nor false", hint=f"{key}=true or {key}=false")
