@@ -152,7 +152,7 @@ def undisturbed(speed: float, lost: float) -> float:
 
 
 def both(first: Judged, later: Judged) -> Judged:
-    """Join two verdicts on a node: bad if both are, good if one is and none is bad, else unsure; means of the rest."""
+    """Join two verdicts on a node: bad if both are, good if one is and none is bad, else unsure; average the rest."""
     verdicts = {first.verdict, later.verdict}
     verdict: Verdict = "good" if "good" in verdicts and "bad" not in verdicts else "unsure"
     doubt = ""

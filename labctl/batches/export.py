@@ -41,7 +41,7 @@ def evaluate(
 
 
 def _write(path: Path, text: str) -> None:
-    """Write text to a file as it is, without translating newlines, creating its directory. HostError if that fails."""
+    """Write text to a file, newlines as they are, creating its directory. HostError if that fails."""
     with files.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="")

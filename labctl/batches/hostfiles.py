@@ -195,7 +195,7 @@ def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
 
 
 def listed(directory: Path) -> tuple[Path, ...]:
-    """Return a set's hostfiles, sorted by name, without editors' copies. ConfigError if it is no directory or has none."""
+    """Return a set's hostfiles, sorted, without editors' copies. ConfigError if there are none or no directory."""
     if directory.is_file():
         raise ConfigError(f"{directory}: not a directory", hint=f"name the directory: {directory.parent}")
     if not directory.is_dir():

@@ -84,7 +84,7 @@ def bisect(
     figures: int = 1,
     wait: Callable[[float], None] = time.sleep,
 ) -> BisectReport:
-    """Find bad nodes and links by rounds of runs on groups of nodes; return the report, add them to drained.txt if asked.
+    """Find bad nodes and links by rounds of runs on groups of nodes; return the report; drain bad ones if asked.
 
     A run is bad that fails, or whose metric per node is below ``minimum``, or more than ``within`` below the median.
     Nodes of one host run alone, unless ``links`` asks to look for bad links between them, too. What is slow beside
@@ -104,7 +104,7 @@ def bisect(
     alone = not links and len(hosts) < len(chosen)
 
     def run(folder: Path) -> Rounded:
-        """Run a workload on the hostfiles of a round's folder; return the batch and the load of each node's host before."""
+        """Run the workload on a folder's hostfiles; return the batch, and each node's host load before it."""
         batch = batches.begin(folder, batches.plan(lab, workload, (folder,), options), lab, resume=False)
         # What devices compute does not depend on who else uses the cores.
         loads = watch.read(folder.name, "before") if lab.accelerator == CPU else {}

@@ -27,7 +27,7 @@ WORST: tuple[tuple[Verdict, Literal["failed", "unsure"]], ...] = (("bad", "faile
 
 
 def of_groups(trial: GroupTrial) -> Outcome:
-    """Return a check's status and message: failed with the first bad groups, else unsure, else passed with figures."""
+    """Return a check's outcome: failed with the first bad groups, else unsure ones, else passed with figures."""
     for verdict, status in WORST:
         if groups := trial.of(verdict):
             texts = [f"{', '.join(group)}: {trial.why(group)}" for group in groups[:3]]
@@ -41,7 +41,7 @@ def of_groups(trial: GroupTrial) -> Outcome:
 
 
 def of_nodes(trial: Trial, verdicts: Mapping[str, Verdict]) -> Outcome:
-    """Return a check's status and message: failed with the first bad nodes, else unsure, else passed with figures."""
+    """Return a check's outcome: failed with the first bad nodes, else unsure ones, else passed with figures."""
     for verdict, status in WORST:
         nodes = [node for node, of_node in verdicts.items() if of_node == verdict]
         if nodes:
