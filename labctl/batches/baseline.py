@@ -90,7 +90,7 @@ def read(path: Path) -> Baseline | None:
 
 
 def write(directory: Path, validation: Validation) -> ValidationReport:
-    """Write report.html and the JSON file of a validation; return the report with their paths. HostError if it fails."""
+    """Write report.html and the JSON file of a validation; return it with both paths. HostError if that fails."""
     page, data = directory / "report.html", directory / DATA
     pages.write(page, validation)
     _write(data, validation)

@@ -227,7 +227,7 @@ class _Course(Verdicts):
         return Outcome("passed", counted)
 
     def hook(self, hook: Hook) -> Outcome:
-        """Run a hook's command and check on all hosts; accuse and fail hosts where one does not end or exits non-zero."""
+        """Run a hook's command and check on all hosts; accuse hosts where one does not end or exits non-zero."""
         if hook.network_setup and self.operator.skip_network_setup:
             return Outcome("skipped", "SKIP_NETWORK_SETUP=true")
         environment = (_boolean(self.operator.l3_enabled), _boolean(self.operator.skip_network_setup))
@@ -510,7 +510,7 @@ class _Course(Verdicts):
         return self.subject.run(check, groups, record, self.slots)
 
     def bisect(self, check: Check, suspicion: Suspicion) -> Outcome:
-        """Find bad nodes and links behind a failed check; accuse bad and unsure nodes; add links; return the outcome."""
+        """Find bad nodes and links behind a failed check; record bad and unsure ones; return the outcome."""
         logs = f"{CHECKS}/{check.name}-bisect"
         self.logs.append(logs)
         diagnosis = self.subject.bisect(check, self.usable(), suspicion, self.profile.within, self.profile.figures)
@@ -587,7 +587,7 @@ def _hook_failure(part: str, result: CompletedProcess) -> str:
 
 
 def _doubted(trial: Trial, verdicts: Mapping[str, Verdict]) -> list[str]:
-    """Return bad nodes whose shared limit or workload is suspect: all are bad, or most miss a bound alone; else []."""
+    """Return bad nodes whose shared limit or workload is suspect: all are bad, or most miss a bound alone."""
     bad = [node for node, verdict in verdicts.items() if verdict == "bad"]
     if len(bad) == len(verdicts):
         return bad if len(bad) > 1 else []

@@ -174,7 +174,7 @@ class Subject(Struct, frozen=True, kw_only=True):
             return ()
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
-        """Run a check's workload as a batch on these groups of nodes; write hostfiles and logs; return an outcome each."""
+        """Run a check's workload on groups of nodes as a batch; write its record; return an outcome per group."""
         hostfiles = self.directory / record / "hostfiles"
         sets.write(hostfiles, sets.texts(groups, slots))
         context, workload = self.context, self._workload(check)

@@ -92,7 +92,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run sys.argv and exit with its code; with Interrupted's code after Ctrl-C, OutputClosed's if the reader is gone."""
+    """Run sys.argv and exit with its code, also after Ctrl-C or when the reader of the output is gone."""
     # Objects of a command live to its end: collecting garbage after every 700 of them takes 10 ms.
     gc.set_threshold(50_000)
     try:
