@@ -108,7 +108,7 @@ class Output:
 
 
 def to_json(value: Any, kind: str = "") -> Any:
-    """Convert Structs to JSON objects, with old key names too, and LabErrors to messages; `kind` is the value's key."""
+    """Convert Structs to JSON objects, old key names included, LabErrors to messages; `kind` is the value's key."""
     from msgspec import Struct
     from msgspec.structs import asdict
 
@@ -133,7 +133,7 @@ def say_printed(text: str) -> None:
 
 
 def write(text: str, stream: TextIO, end: str = "\n") -> None:
-    """Print text and `end` in one write, flushed. OutputClosed, with the stream on /dev/null, if the reader is gone."""
+    """Print text and `end` in one write, and flush. OutputClosed if the reader is gone; later writes go to /dev/null."""
     try:
         print(f"{text}{end}", end="", file=stream, flush=True)
     except BrokenPipeError as error:

@@ -92,7 +92,7 @@ def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
 
 
 def parse(text: str, path: str) -> tuple[Entry, ...]:
-    """Return the entries of a .env text, in order. ConfigError with `path:line` if ambiguous or a key is duplicate."""
+    """Return the entries of a .env text, in order. ConfigError with `path:line` if ambiguous or a key is repeated."""
     from dotenv.parser import parse_stream
 
     entries: dict[str, Entry] = {}

@@ -131,7 +131,7 @@ def _entry(fields: list[str], where: str) -> tuple[str, int]:
 
 
 def _slots(behind: str, words: list[str], where: str) -> int:
-    """Return the slots given as `:2` behind the name or as `slots=2` after it. ConfigError if not exactly one of them."""
+    """Return the slots given as `:2` behind the name or as `slots=2` after it. ConfigError for anything else."""
     if not words:
         return slot_count(behind[1:], where)
     key, equals, count = words[0].partition("=")
