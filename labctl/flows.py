@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 def init(directory: Path) -> InitializedLab:
-    """Create a lab directory with .env, hosts.txt, hostfiles and workloads where missing; return the names written."""
+    """Create a lab directory with .env, hosts.txt, hostfiles and workloads if missing; return the names written."""
     from labctl.config import scaffold
 
     return scaffold.InitializedLab(str(directory), scaffold.initialise(directory))
@@ -92,7 +92,7 @@ def doctor(context: Context, *, node: str = "") -> DoctorReport:
 
 
 def fix(context: Context, ask: Ask | None, *, node: str = "") -> DoctorReport:
-    """Apply fixes to labctl's own resources, each asked for unless `ask` is None; return the findings after. HostError in a run."""
+    """Apply fixes to labctl's own resources, asking for each unless `ask` is None; return the findings after them."""
     from labctl import backends
     from labctl.doctor import fix as fixes
 
@@ -126,7 +126,7 @@ def render_files(context: Context) -> RenderedFiles:
 
 
 def devcontainer(context: Context, program: str, *, force: bool = False) -> DevcontainerFile:
-    """Write the lab's devcontainer.json for VS Code; return its path. ConfigError if it was edited, unless `force`."""
+    """Write the lab's devcontainer.json for VS Code; return its path. ConfigError if edited, unless `force`."""
     from labctl import backends
     from labctl.backends.docker.compose import devcontainer as devcontainers
 
@@ -218,7 +218,7 @@ def plan_down(context: Context, *, images: bool = False) -> PlanPreview:
 
 
 def clean(context: Context) -> PlanPreview:
-    """End the lab's runs, remove containers, network, keys and rendered files; keep run records; return what was done."""
+    """End the lab's runs, remove its containers, network, keys and rendered files, not run records; return the plan."""
     from labctl.runs import labs
 
     with docker(context, "clean", named_settings(context), drained=True) as backend:
@@ -401,7 +401,7 @@ def run_logs(
 
 
 def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None = None) -> RunView:
-    """Return a view of a running run (default: latest), or with `show` one per second until it ends or `show` is False.
+    """Return a view of a running run (default: latest); with `show`, show one per second until it ends or says False.
 
     ``show`` is given one view after the other, about each second, until the run ends or it returns False.
     """
@@ -512,7 +512,7 @@ def shell(context: Context, node: str, *, terminal: bool) -> int:
 
 
 def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere: bool, terminal: bool) -> int:
-    """Run a command in a node, on several (`a,b`) or all workers; return its exit code. ConfigError for both options."""
+    """Run a command in a node, on several (`a,b`) or all workers; return its exit code. ConfigError for -n and all."""
     from labctl.model import LAUNCHER
 
     if everywhere and node != LAUNCHER:
@@ -565,7 +565,7 @@ def fit(context: Context, name: str, options: RunOptions, asked: Hardware) -> Fi
 
 
 def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry_run: bool = False) -> CacheReport:
-    """Download a workload's models and datasets, and `extra` ones, into the cache; with `hosts` copy them to the hosts.
+    """Download a workload's models and datasets, and `extra`, into the cache; with `hosts` copy them to the hosts.
 
     ``hosts``: then send them to the lab's hosts, or all of the cache if nothing is named.
     Needs no lab that is up, no engine or device.
@@ -622,7 +622,7 @@ def k8s_export(context: Context, name: str, options: RunOptions, directory: Path
 
 
 def k8s_submit(context: Context, name: str, options: RunOptions) -> Submitted:
-    """Create a workload's Kubernetes job, not followed or recorded. ConfigError if it exists, HostError if refused."""
+    """Create a workload's Kubernetes job, neither followed nor recorded. ConfigError if it exists already."""
     from labctl.backends.kubernetes import lab
     from labctl.jobs.request import choose_workload
 

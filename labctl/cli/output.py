@@ -133,7 +133,7 @@ def say_printed(text: str) -> None:
 
 
 def write(text: str, stream: TextIO, end: str = "\n") -> None:
-    """Print text and `end` in one write, and flush. OutputClosed if the reader is gone; later writes go to /dev/null."""
+    """Print text and `end` in one flushed write. OutputClosed if the reader is gone; later writes go to /dev/null."""
     try:
         print(f"{text}{end}", end="", file=stream, flush=True)
     except BrokenPipeError as error:

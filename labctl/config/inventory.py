@@ -109,7 +109,7 @@ def _fields(variables: Iterable[tuple[str, str, str]]) -> Given:
 
 
 def hosts(path: Path, shown: str) -> Iterator[Named]:
-    """Read the hosts of a YAML inventory, in order. ConfigError if invalid, NeedsAnsible if only Ansible can merge it.
+    """Yield the hosts of a YAML inventory. ConfigError if invalid; NeedsAnsible if only Ansible can resolve it.
 
     A host's own variables override its group's, and those the variables of the groups around. NeedsAnsible for all that
     takes Ansible's precedence: groups and hosts in several places with different variables.

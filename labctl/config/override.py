@@ -21,7 +21,7 @@ FILES = ("configs", "secrets")
 
 
 def read(directory: Path, services: tuple[str, ...]) -> Pairs:
-    """Read compose.override.yml as JSON by service, "" for other sections. ConfigError if invalid or paths are relative.
+    """Read compose.override.yml as JSON by service, `""` for other sections. ConfigError if it cannot be used.
 
     It is raised for invalid YAML, for a service that the lab does not have, and for a relative path.
     """

@@ -43,7 +43,7 @@ def initialise(directory: Path) -> tuple[str, ...]:
 
 
 def copy_tree(name: str, directory: Path) -> bool:
-    """Copy a folder that labctl ships into a directory; return False, with nothing copied, if it has content there."""
+    """Copy a folder that labctl ships into a directory; return False, copying nothing, if it has files there."""
     target = directory / name
     if target.exists() and any(target.iterdir()):
         return False

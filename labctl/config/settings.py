@@ -66,7 +66,7 @@ def devices(value: str) -> None:
 
 
 def size(value: str) -> None:
-    """Raise ValueError(reason, hint) unless the value is a size from 6 MiB to 1 EiB."""
+    """Raise ValueError(reason, hint) unless the value is a size of 6 MiB or more, and below 1 EiB."""
     # Six MiB is the least memory that the engine accepts.
     if (
         not re.fullmatch(r"[1-9][0-9]{0,17}([kmgt](i?b)?|b)?", value.lower())

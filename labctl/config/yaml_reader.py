@@ -47,7 +47,7 @@ def documents(path: Path, shown: str) -> list[Value]:
 
 
 def _nodes(path: Path, shown: str, parse: Callable[[str], list[Any]]) -> list[Any]:
-    """Return a file's YAML nodes by `parse`. ConfigError with `shown:line` if bad text, bad YAML, or too large or deep."""
+    """Return a file's YAML nodes by `parse`. ConfigError with line if it is not text, not YAML, or too large."""
     import yaml
 
     text = ""

@@ -67,7 +67,7 @@ def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Wor
 
 
 def last(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, str]:
-    """Return (checkpoint, "") of a run or the runs it resumed, the last complete one; (None, reason) if there is none."""
+    """Return the last complete checkpoint of a run, or of the runs it resumed, and ""; (None, reason) if none."""
     first = ""
     while True:
         checkpoint, why = last_of(lab, run_id, declared)
