@@ -218,7 +218,7 @@ def plan_down(context: Context, *, images: bool = False) -> PlanPreview:
 
 
 def clean(context: Context) -> PlanPreview:
-    """End the lab's runs, remove its containers, network, keys and rendered files, not run records; return the plan."""
+    """End the lab's runs, remove containers, network, keys and rendered files; keep run records; return the plan."""
     from labctl.runs import labs
 
     with docker(context, "clean", named_settings(context), drained=True) as backend:
@@ -512,7 +512,7 @@ def shell(context: Context, node: str, *, terminal: bool) -> int:
 
 
 def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere: bool, terminal: bool) -> int:
-    """Run a command in a node, on several (`a,b`) or all workers; return its exit code. ConfigError for -n and all."""
+    """Run a command in a node, on several (`a,b`) or all workers; return its exit code. ConfigError for both."""
     from labctl.model import LAUNCHER
 
     if everywhere and node != LAUNCHER:

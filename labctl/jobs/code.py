@@ -50,7 +50,7 @@ class Code(Struct, frozen=True):
 
 
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
-    """Return the workload with its script relative to the start directory, and the code to copy. ConfigError if unfit.
+    """Return the workload with its script relative to where ranks start, and the code to copy. ConfigError if not.
 
     It is raised if a script cannot be started, the folder to copy is too large, or git fails.
     """
@@ -85,7 +85,7 @@ def _below(root: Path, script: Path) -> str:
 
 
 def _listed(root: Path, script: str) -> tuple[Iterable[str], Iterable[str]]:
-    """Return a project's file names and notes on ignored ones; without git all but hidden ones; none if it is home."""
+    """Return a project's file names and notes on ignored ones; all but hidden without git; none of home or `/`."""
     if projects.is_all(root):
         return (), (f"the rest of {root} (it is more than a project; --project DIR names one)",)
     # Git lists the files of submodules only among those that it tracks.
@@ -123,7 +123,7 @@ def _ignored(root: Path, script: str) -> Iterator[str]:
 
 
 def _read(folder: Path, names: Iterable[str], work: str, script: str, *, hint: str) -> Code:
-    """Split names into files to copy below `work` and left-out ones with reasons. ConfigError if too much, or no script.
+    """Split names into files to copy below `work` and left-out ones with reasons. ConfigError if it is too much.
 
     ConfigError with this ``hint`` if it is more than a run copies, also if the script cannot be copied.
     """

@@ -84,7 +84,7 @@ def text(options: RunOptions) -> str:
 
 
 def per(options: RunOptions) -> Per:
-    """Return `rank`, `node` or `once`: as options say, else by the program's name. ConfigError for a launcher's own."""
+    """Return `rank`, `node` or `once`, as options say or by the program's name. ConfigError for mpirun and the like."""
     if options.per:
         return options.per
     command = options.command

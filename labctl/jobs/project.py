@@ -15,7 +15,7 @@ from labctl.system import git
 def choose(
     script: Path | None, *, given: Path | None = None, here: Path | None = None, install: bool = False
 ) -> Project | None:
-    """Return the project that holds a script or `here`, and where ranks start in it; None if none. ConfigError if bad.
+    """Return the project that holds a script or `here`, and its start folder; None if none. ConfigError if unfit.
 
     It is ``given``, else the repository, else the script's folder or ``here``, but never the home directory or ``/``.
     Ranks start ``here`` if that is in it, else in the script's folder or, if the project is given, in its root.
@@ -54,7 +54,7 @@ def remark(chosen: Project | None, *, script: Path | None, here: Path | None) ->
 
 
 def _given(given: Path, script: Path | None) -> Path:
-    """Return the folder that --project names, resolved. ConfigError if it is no folder, too large, or lacks the script."""
+    """Return the folder that --project names, resolved. ConfigError if none, too large, or without the script."""
     root = given.resolve()
     if not root.is_dir():
         raise ConfigError(f"--project {shlex.quote(str(given))}: not a directory")

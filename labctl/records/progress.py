@@ -28,7 +28,7 @@ class Tracker:
     """
 
     def __init__(self, metrics: Sequence[Metric], finder: Finder | None = None) -> None:
-        """Start without progress; ``finder`` finds metrics beside the declared."""
+        """Start without progress; `finder` finds metrics that are not declared."""
         self._units = {metric.name: metric.unit for metric in metrics}
         self._sampler = Sampler(metrics)
         self._finder = finder
@@ -53,18 +53,18 @@ class Tracker:
 
     @property
     def values(self) -> Mapping[str, Sequence[float]]:
-        """Return the values of each declared metric, in order."""
+        """Map each declared metric to its values, in order."""
         return self._sampler.values
 
     def found(self, hide: Callable[[str], str] = str) -> dict[str, dict[str, Any]]:
-        """Return the metrics that were found beside the declared, reduced, each with its format and a line.
+        """Return undeclared metrics found, reduced, each with its format and a line, `hide` applied; {} without a finder.
 
         ``hide`` redacts secrets in a line.
         """
         return self._finder.reduced(hide) if self._finder else {}
 
     def read(self, lines: Iterable[Line]) -> list[Sample]:
-        """Count progress from lines; return their samples, with seconds since the first line."""
+        """Count steps and metrics in lines; return the samples, with seconds since the first line."""
         samples: list[Sample] = []
         for line in lines:
             if self._began is None:
@@ -85,7 +85,7 @@ class Tracker:
         return samples
 
     def _count(self, source: int, step: int, steps: int | None, when: float) -> None:
-        """Count a step of one of SOURCES; begin again with a better one, or with the next bar after a full one."""
+        """Record a step of a source unless a better source counts; begin again for another bar or epoch."""
         another = source == self._source == 1 and self._steps not in (None, steps)
         if another and self._step < (self._steps or 0):
             # Another bar while the first is not at its end, as of an evaluation.
@@ -125,7 +125,7 @@ class Tracker:
         )
 
     def _last_values(self) -> Iterable[tuple[str, dict[str, object]]]:
-        """Yield the last value of each metric."""
+        """Yield each metric's last value with unit, as a mapping; found ones with their format."""
         for name, values in self.values.items():
             if values:
                 value, note = finite(values[-1])
@@ -138,12 +138,12 @@ class Tracker:
 
 
 def tracker_of(workload: Workload) -> Tracker:
-    """Return a tracker of a run of a workload: of its declared metrics, and of those to find in its output."""
+    """Return a tracker for a workload's declared metrics, and for those to find in its output."""
     return Tracker(workload.metrics, finder_of(workload))
 
 
 def last_bar(text: str) -> tuple[int, int] | None:
-    """Return step and number of steps of the last bar in a line, in which it is redrawn; None without one."""
+    """Return (step, steps) of the last bar in a line; None if it has none."""
     bars = BAR.findall(text)
     return (int(bars[-1][0]), int(bars[-1][1])) if bars else None
 
