@@ -34,7 +34,7 @@ _MOUNT = re.compile(r"(?P<source>~?/[^\s:]*|~):(?P<target>/[A-Za-z0-9._+/-]*)(:(
 
 
 def split(value: str, home: str) -> tuple[Mount, ...]:
-    """Parse `source:target[:ro]` words, `~` as `home`, into mounts. ValueError(reason, hint) if invalid or repeated."""
+    """Parse `source:target[:ro]` words, `~` as `home`, into mounts. ValueError(reason, hint) for anything else."""
     mounts = []
     for word in value.split():
         if not (match := _MOUNT.fullmatch(word)) or ".." in match["target"].split("/"):

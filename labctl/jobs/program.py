@@ -84,7 +84,7 @@ def text(options: RunOptions) -> str:
 
 
 def per(options: RunOptions) -> Per:
-    """Return `rank`, `node` or `once`, as options say or by the program's name. ConfigError for mpirun and the like."""
+    """Return `rank`, `node` or `once`, as options say or by the program's name. ConfigError for mpirun and alike."""
     if options.per:
         return options.per
     command = options.command

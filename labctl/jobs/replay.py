@@ -41,7 +41,7 @@ class ReplayedRun(Struct, frozen=True, kw_only=True):
 
 
 def read(lab: Path, run_id: str) -> ReplayedRun:
-    """Read an ended run's record to repeat it. ConfigError if the run is running, HostError if the record lacks parts."""
+    """Read an ended run's record to repeat it. ConfigError if it is running, HostError if its record lacks parts."""
     if store.state(lab, run_id) == "running":
         raise ConfigError(f"run {run_id} is still running", hint=f"labctl attach {run_id}, or labctl stop {run_id}")
     path = store.directory(lab, run_id)

@@ -207,7 +207,7 @@ class Match(NamedTuple):
 
 
 def matches(text: str, asked: Collection[str] = ()) -> list[Match]:
-    """Return the metrics printed in a text, each by its first number; [] if it is a setting or has only side values."""
+    """Return the metrics printed in a text, each by its first number; [] for a setting or only side values."""
     if SETTING.search(text):
         return []
     found: dict[str, Match] = {}

@@ -63,7 +63,7 @@ def pick(root: Path, names: Iterable[str]) -> Manifest:
 
 
 def _read(root: Path, keep: Keep) -> Manifest:
-    """Return the manifest of entries that `keep` accepts. HostError if unreadable, ConfigError if a name is reserved."""
+    """Return the manifest of entries that `keep` accepts. HostError if unreadable, ConfigError if reserved."""
     root = root.resolve()
     try:
         entries = tuple(_scan(root, "", keep))

@@ -150,7 +150,7 @@ class Merge(Struct, dict=True):
         return True
 
     def _file(self, path: str, source: IO[bytes], member: tarfile.TarInfo, apart: str) -> None:
-        """Write a file apart and queue it unless it is as pushed; TarError if it broke off, of which logs are kept."""
+        """Write a file apart; queue it unless it is as pushed. TarError if it breaks off; only a log is kept then."""
         digest, size, broken = hashlib.sha256(), 0, None
         handle, name = tempfile.mkstemp(dir=apart)
         new = Path(name)

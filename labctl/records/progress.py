@@ -57,7 +57,7 @@ class Tracker:
         return self._sampler.values
 
     def found(self, hide: Callable[[str], str] = str) -> dict[str, dict[str, Any]]:
-        """Return undeclared metrics found, reduced, each with its format and a line, `hide` applied; {} without a finder.
+        """Return undeclared metrics found, reduced, with format and a line, `hide` applied; {} without a finder.
 
         ``hide`` redacts secrets in a line.
         """

@@ -694,7 +694,7 @@ def read_record(path: Path) -> bytes | None:
 
 
 def state(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> str:
-    """Return `done` with a result, else the agent's state in `active`, else `running` if its lock is held, `orphaned`."""
+    """Return `done` with a result, else its state in `active`, else `running` if its lock is held, or `orphaned`."""
     if os.path.lexists(directory(lab, run_id) / RESULT):
         return "done"
     if run_id in active and active[run_id].state != "lost":
