@@ -55,7 +55,7 @@ def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def did_you_mean(word: str, candidates: Collection[str]) -> str:
-    """Return `did you mean NAME?` for the nearest candidate, else `known: ...` with all of them."""
+    """Return ``did you mean NAME?`` for the nearest candidate, else ``known: ...`` with all of them."""
     near = nearest(word, candidates)
     return f"did you mean `{near}`?" if near else f"known: {', '.join(candidates) or 'none'}"
 

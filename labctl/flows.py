@@ -73,14 +73,14 @@ def init(directory: Path) -> InitializedLab:
 
 
 def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> SetupResult:
-    """Install and start Docker on this host, asked first unless `yes`. HostError if refused or failed."""
+    """Install and start Docker on this host, asked first unless ``yes``. HostError if refused or failed."""
     from labctl.system.setup import install
 
     return install.SetupResult(install.setup(yes=yes, ask=ask, emit=emit))
 
 
 def doctor(context: Context, *, node: str = "") -> DoctorReport:
-    """Return doctor's findings on hosts, engine and lab, or with `node` on that node and its host only."""
+    """Return doctor's findings on hosts, engine and lab, or with ``node`` on that node and its host only."""
     from labctl import backends
     from labctl.doctor.report import DoctorReport
 
@@ -92,7 +92,7 @@ def doctor(context: Context, *, node: str = "") -> DoctorReport:
 
 
 def fix(context: Context, ask: Ask | None, *, node: str = "") -> DoctorReport:
-    """Apply fixes to labctl's own resources, asking for each unless `ask` is None; return the findings after them."""
+    """Apply fixes to labctl's own resources, asking for each if ``ask`` is given; return the findings after them."""
     from labctl import backends
     from labctl.doctor import fix as fixes
 
@@ -126,7 +126,7 @@ def render_files(context: Context) -> RenderedFiles:
 
 
 def devcontainer(context: Context, program: str, *, force: bool = False) -> DevcontainerFile:
-    """Write the lab's devcontainer.json for VS Code; return its path. ConfigError if edited, unless `force`."""
+    """Write the lab's devcontainer.json for VS Code; return its path. ConfigError if edited, unless ``force``."""
     from labctl import backends
     from labctl.backends.docker.compose import devcontainer as devcontainers
 
@@ -138,7 +138,7 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> Devc
 def build(
     context: Context, *, workload: str = "", base: str = "", update_lock: bool = False, sbom: Path | None = None
 ) -> dict[str, Any]:
-    """Build the nodes' image, a workload's or one on `base`, or only update its pins; return the build's facts.
+    """Build the nodes' image, a workload's or one on ``base``, or only update its pins; return the build's facts.
 
     ``base``: anyone's image, to which only what a node needs is added.
     ``sbom``: a file to write the software bill of materials of the image to.
@@ -168,7 +168,7 @@ def up(context: Context, *, workload: str = "") -> LabStatus:
 
 
 def plan_up(context: Context, *, workload: str = "") -> PlanPreview:
-    """Return the plan of `up` without changing anything."""
+    """Return the plan of `up`; change nothing."""
     from labctl.backends.plan import preview
     from labctl.runs import labs
 
@@ -196,7 +196,7 @@ def status(context: Context) -> LabStatus:
 
 
 def down(context: Context, *, images: bool = False, ask: Ask | None = None) -> PlanPreview:
-    """End the lab's runs, remove its containers and network (and image, with `images`); return what was done.
+    """End the lab's runs, remove its containers, network and, with ``images``, its image; return the plan.
 
     With ``images``, hosts lose the lab's image too. ``ask`` confirms that runs under way are ended.
     """
@@ -263,7 +263,7 @@ def plan_run(context: Context, name: str, options: RunOptions, ask: Ask | None =
 
 
 def repeat(context: Context, name: str, options: RunOptions, count: int, ask: Ask | None = None) -> RepeatedRuns:
-    """Run a workload `count` times in turn, and return how its metrics spread; stop after an interrupted run."""
+    """Run a workload ``count`` times in turn, and return how its metrics spread; stop after an interrupted run."""
     from labctl.jobs import program
     from labctl.runs.spread import repeated
 
@@ -306,7 +306,7 @@ def runs(context: Context, matching: RunFilter | None = None) -> RunList:
 
 
 def prune_runs(context: Context, keep: int) -> PrunedRuns:
-    """Delete the records of the oldest ended runs but `keep`; return their ids."""
+    """Delete the records of the oldest ended runs but ``keep``; return their ids."""
     from labctl.runs import prune
 
     chosen = plan_prune(context, keep)
@@ -325,7 +325,7 @@ def plan_prune(context: Context, keep: int) -> PrunedRuns:
 
 
 def show(context: Context, run: str) -> ShownRun:
-    """Return a run, by id or `latest`, with its result if any; judge it first if it has ended."""
+    """Return a run, by id or ``latest``, with its result if any; judge it first if it has ended."""
     return opening.show(context, run)
 
 
@@ -369,7 +369,7 @@ def attach(context: Context, run: str) -> Result:
 
 
 def stop(context: Context, run: str, grace: float) -> Result:
-    """End a run, with SIGKILL `grace` seconds after SIGTERM, judge it and return the result."""
+    """End a run, with SIGKILL ``grace`` seconds after SIGTERM, judge it and return the result."""
     from labctl.runs import judge
 
     with of_run(context, run) as (backend, run_id):
@@ -393,7 +393,7 @@ def run_logs(
     rank: int | None = None,
     timestamps: bool = False,
 ) -> None:
-    """Pass a run's output, or one rank's, to `on_line`; with `follow` also new lines until it ends."""
+    """Pass a run's output, or one rank's, to ``on_line``; with ``follow`` also new lines until it ends."""
     from labctl.runs import judge
 
     with of_run(context, run) as (backend, run_id):
@@ -401,10 +401,7 @@ def run_logs(
 
 
 def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None = None) -> RunView:
-    """Return a view of a running run (default: latest); with `show`, show one per second until it ends or says False.
-
-    ``show`` is given one view after the other, about each second, until the run ends or it returns False.
-    """
+    """Return a view of a running run (default: latest); with ``show``, one a second until it ends or ``show`` says no."""
     from labctl.runs import top as runs_top
 
     with connected(context, "top") as backend:
@@ -435,7 +432,7 @@ def verify(context: Context, file: Path) -> Verification:
 def hostfiles(
     context: Context, file: Path | None, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
 ) -> HostfileSet:
-    """Write hostfiles with `size` machines each of those in a file, or of the lab's nodes; return the set.
+    """Write hostfiles with ``size`` machines each of those in a file, or of the lab's nodes; return the set.
 
     ``slots`` are those of each machine; 0 for those of the file or the lab, and 8 if neither has any.
     """
@@ -474,7 +471,7 @@ def bisect(context: Context, name: str, options: RunOptions, show: Callable[[Bat
 
 
 def evaluate(directories: Iterable[Path], limits: Limits, **files: Any) -> Evaluation:
-    """Judge the logs or batches of directories together; write the CSV or XML named in `files`; return the result."""
+    """Judge the logs or batches of directories together; write the files named in ``files``; return the result."""
     from labctl.batches import export
 
     return export.evaluate(directories, limits, **files)
@@ -483,7 +480,7 @@ def evaluate(directories: Iterable[Path], limits: Limits, **files: Any) -> Evalu
 def validate(
     context: Context, name: str = "", *, keep: bool = False, out: Path | None = None, compare: bool = True
 ) -> ValidationReport:
-    """Bring the lab up, run a profile's checks, write a report and take it down unless `keep`; return the report.
+    """Bring the lab up, run a profile's checks, write a report and take it down unless ``keep``; return the report.
 
     Without a name it is that of the operator's TEST_CONFIGURATION, else ``quick``. Figures are compared with the lab's
     baseline, if there is one, unless ``compare`` is False.
@@ -512,7 +509,7 @@ def shell(context: Context, node: str, *, terminal: bool) -> int:
 
 
 def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere: bool, terminal: bool) -> int:
-    """Run a command in a node, on several (`a,b`) or all workers; return its exit code. ConfigError for both."""
+    """Run a command in a node, on several (``a,b``) or all workers; return its exit code. ConfigError for both."""
     from labctl.model import LAUNCHER
 
     if everywhere and node != LAUNCHER:
@@ -523,7 +520,7 @@ def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere
 
 
 def jupyter(context: Context, node: str, port: int | None, emit_url: Callable[[str], None]) -> None:
-    """Serve Jupyter from a node on 127.0.0.1 until Ctrl-C; pass its URL to `emit_url`."""
+    """Serve Jupyter from a node on 127.0.0.1 until Ctrl-C; pass its URL to ``emit_url``."""
     from labctl import backends
     from labctl.backends.docker.attach import jupyter
 
@@ -533,7 +530,7 @@ def jupyter(context: Context, node: str, port: int | None, emit_url: Callable[[s
 
 
 def logs(context: Context, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
-    """Pass a node's container log, or all nodes', to `on_line`; with `follow` also new lines until it ends."""
+    """Pass a node's container log, or all nodes', to ``on_line``; with ``follow`` also new lines until it ends."""
     with connected(context) as backend:
         backend.logs(node, on_line, follow=follow, colors=colors)
 
@@ -565,7 +562,7 @@ def fit(context: Context, name: str, options: RunOptions, asked: Hardware) -> Fi
 
 
 def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry_run: bool = False) -> CacheReport:
-    """Download a workload's models and datasets, and `extra`, into the cache; with `hosts` copy them to the hosts.
+    """Download models and datasets of a workload and ``extra`` into the cache; with ``hosts`` copy them to hosts.
 
     ``hosts``: then send them to the lab's hosts, or all of the cache if nothing is named.
     Needs no lab that is up, no engine or device.
@@ -598,7 +595,7 @@ def save_bundle(context: Context, file: Path, *, workloads: Iterable[str], cache
 
 
 def load_bundle(context: Context, file: Path, *, force: bool, ask: Callable[[str], bool] | None) -> LoadedBundle:
-    """Unpack a bundle into the context's directory, load its images; `ask` confirms files that could be run."""
+    """Unpack a bundle into the context's directory, load its images; ``ask`` confirms files that could be run."""
     from labctl.bundle import load
 
     return load.load_bundle(context, file, force=force, ask=ask)
@@ -632,7 +629,7 @@ def k8s_submit(context: Context, name: str, options: RunOptions) -> Submitted:
 
 
 def k8s_delete(context: Context, name: str, *, storage: bool) -> Submitted:
-    """Delete the job that `k8s submit` created for a workload, and with `storage` the lab's PersistentVolumeClaim."""
+    """Delete the job that `k8s submit` created for a workload, and with ``storage`` the lab's volume claim."""
     from labctl.backends.kubernetes import lab
 
     return lab.delete(lab.open_lab(context, initialised_settings(context)), name, storage=storage)

@@ -147,7 +147,7 @@ class Secret:
         return bool(self.__value)
 
     def __repr__(self) -> str:
-        """Return `[REDACTED]`."""
+        """Return ``[REDACTED]``."""
         return "[REDACTED]"
 
     def __format__(self, spec: str) -> str:
@@ -461,7 +461,7 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     @property
     def has_own_image(self) -> bool:
-        """Tell if it names an image, or packages that the lab's image lacks."""
+        """Tell if it declares an image, Python packages or apt packages."""
         return bool(self.image or self.packages or self.apt)
 
 
@@ -490,7 +490,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """Return the number of ranks: one per slot, or per node if it is per node; 0 if it runs `once`."""
+        """Return the number of ranks: one per slot, or per node if it is per node; 0 if it runs ``once``."""
         if self.workload.is_per_node:
             return len(self.nodes)
         return 0 if self.workload.launcher == ONCE else sum(node.slots for node in self.nodes)

@@ -55,7 +55,7 @@ def override_path(node: str) -> str:
 
 
 def lease_path(locks: str, device: Device) -> Path:
-    """Return the path of the file whose lock is a device's lease, in the folder `locks`."""
+    """Return the path of the file whose lock is a device's lease, in the folder ``locks``."""
     return Path(locks) / f"labctl-{lease_name(device)}.lock"
 
 

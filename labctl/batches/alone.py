@@ -36,7 +36,7 @@ class Trial:
     """Measurements of a check on each of some nodes, and the verdicts that they allow so far."""
 
     def __init__(self, check: Check, nodes: tuple[str, ...], within: float, error: float, *, compared: bool) -> None:
-        """Start without measurements; with ``compared``, metrics without a constant bound are judged by the others."""
+        """Start without measurements; if ``compared``, other nodes judge metrics without constant bound."""
         self.check, self.nodes, self.within, self.error, self.compared = check, nodes, within, error, compared
         self.bounds: Bounds = {}
         self.runs: defaultdict[str, list[JobOutcome]] = defaultdict(list)
@@ -149,7 +149,7 @@ class Trial:
         return (limit.metric, self.subject(node)) in self.bounds
 
     def subject(self, node: str) -> str:
-        """Return the name of a node's figures: empty if the check is one of all nodes, and the lab has a single one."""
+        """Return the name of a node's figures: empty if the check runs on all nodes, else the node."""
         return "" if self.check.nodes == "all" else node
 
     def judged_by_others(self) -> list[Limit]:
@@ -328,7 +328,7 @@ def agreement(computed: Iterable[tuple[str, str, str]]) -> dict[str, Verdict]:
 
 
 def said(judged: Judged) -> str:
-    """Render a judged node, `27 % of the others (p < 0.001, 9 rounds)`, with why if unsure; empty without a speed."""
+    """Render a speed, ``27 % of the others (p < 0.001, 9 rounds)``, with why if unsure; empty without a speed."""
     if judged.speed is None:
         return ""
     rounds = human.count(len(judged.values), "round")
@@ -378,6 +378,6 @@ def _passed(judged: Judged | None) -> bool | None:
 
 
 def in_turn(check: Check, many: int) -> Check:
-    """Return a copy of a check with the option that gives each node `many` turns."""
+    """Return a copy of a check with the option that gives each node ``many`` turns."""
     arguments = (*check.options.arguments, (turns.OPTION, str(many)))
     return replace(check, options=replace(check.options, arguments=arguments))

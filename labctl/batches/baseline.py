@@ -63,7 +63,7 @@ class BaselineReport(Struct, frozen=True, kw_only=True):
 
 
 def new_directory(path: Path, *, numbered: bool) -> Path:
-    """Create and return a report's directory, with `numbered` under a free name; ConfigError if it has a report.
+    """Create and return a report's directory, with ``numbered`` under a free name; ConfigError if it has a report.
 
     HostError if it cannot be created.
     """
@@ -98,7 +98,7 @@ def write(directory: Path, validation: Validation) -> ValidationReport:
 
 
 def record(path: Path, report: ValidationReport, before: Baseline | None = None) -> BaselineReport:
-    """Write a passed validation's figures to the baseline file; return a report, whose `file` is empty if not passed.
+    """Write a passed validation's figures to the baseline file; return a report, ``file`` empty if not passed.
 
     ``before`` is the baseline that is replaced.
     """

@@ -69,7 +69,7 @@ def run(
     repeat: int = 1,
     resume: bool = False,
 ) -> BatchReport:
-    """Run a workload on each hostfile of directories; write record and logs to `out`; leave out unusable nodes."""
+    """Run a workload on each hostfile of directories; write record and logs to ``out``; skip unusable nodes' jobs."""
     context = backend.context
     workload = bounded(context.directory, workload)
     directory = out or next_directory(context.directory / default_directory(directories, name), resume=resume)
@@ -127,11 +127,7 @@ def run_jobs(
 
 
 def plan(lab: Lab, workload: Workload, directories: Iterable[Path], options: RunOptions, *, repeat: int = 1) -> Batch:
-    """Return a new batch: each hostfile of the sets as a job, `repeat` times. ConfigError if one is unusable.
-
-    Logs are named as in Lambda's scripts: model, step, job. ConfigError if a hostfile cannot be used, before anything
-    runs.
-    """
+    """Return a new batch: each hostfile of the sets as a job, ``repeat`` times. ConfigError if one is unusable."""
     sets = [(directory.resolve().name, hostfiles.listed(directory)) for directory in directories]
     if twice := repeated(name for name, _ in sets):
         raise ConfigError(f"two sets are named {twice}", hint="their logs would have the same names: rename one")
@@ -197,10 +193,7 @@ def renamed(batch: Batch) -> str:
 
 
 def begin(directory: Path, batch: Batch, lab: Lab, *, resume: bool) -> Batch:
-    """Save and return a new batch, or the recorded one with `resume`; ConfigError if a record is there, or missing.
-
-    ConfigError if the directory has a record without ``resume``, or none with it.
-    """
+    """Save and return a new batch, or the recorded one if ``resume``. ConfigError if one is there, or missing."""
     if resume:
         batch = resumed(directory, batch, lab)
     elif record.load(directory):
@@ -289,7 +282,7 @@ def carry_out(
     *,
     parallel: int = 0,
 ) -> Batch:
-    """Run a batch's open jobs by ``run``, ``show`` each change, return the batch; on Ctrl-C ``stop`` gets running runs.
+    """Run a batch's open jobs by ``run``, ``show`` each change; return the batch; on Ctrl-C ``stop`` and raise.
 
     ``run`` runs one job to its end and passes the job to its second argument once the run has an id. After Ctrl-C,
     ``stop`` gets the ids of the running runs and KeyboardInterrupt is raised once they have ended. ``show`` gets the
@@ -454,7 +447,7 @@ def default_directory(directories: tuple[Path, ...], workload: str) -> Path:
 
 
 def next_directory(path: Path, *, resume: bool) -> Path:
-    """Return `path-N` of the last recorded batch; the next number if that is complete and `resume` is not set.
+    """Return ``path-N`` of the last recorded batch; the next number if that is complete and ``resume`` is not set.
 
     With ``resume``, or if the last batch is incomplete, it is that batch's directory.
     """

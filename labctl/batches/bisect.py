@@ -157,7 +157,7 @@ def confirm(
     figures: int = 1,
     notice: Callable[[str], None] = lambda _: None,
 ) -> Steps[Diagnosis]:
-    """Yield rounds that test a diagnosis's slow nodes and links again; return it with the unconfirmed ones as unsure.
+    """Yield rounds that test a diagnosis's slow nodes and links again; return it, unconfirmed ones unsure.
 
     What is not bad again is unsure. ``rounds`` and the others are those of ``diagnose``.
     """
@@ -209,7 +209,7 @@ class _Bisection:
         figures: int,
         notice: Callable[[str], None],
     ) -> None:
-        """Start without runs; `order` is the shuffled nodes, `limit` the number of rounds."""
+        """Start without runs; ``order`` is the shuffled nodes, ``limit`` the number of rounds."""
         self.order, self.within, self.minimum, self.limit, self.notice = order, within, minimum, limit, notice
         self.figures = figures
         self.rounds = 0
@@ -278,10 +278,7 @@ class _Bisection:
         return runs
 
     def resolve(self, groups: Iterable[Group], suspects: Iterable[str]) -> Steps[list[Group]]:
-        """Test suspects, then bad pairs, and record verdicts; return the groups with bad or unsure nodes or links.
-
-        Return the groups that include a node or link that was found bad or unsure.
-        """
+        """Test suspects, then bad pairs; record verdicts; return the groups with bad or unsure nodes or links."""
         tests = yield from self.settle([(node,) for node in dict.fromkeys(suspects)])
         for (node,), runs in tests.items():
             verdict = self.verdict(runs, len(self.order))
@@ -373,7 +370,7 @@ class _Bisection:
         return (many + 1) * (1 + 1 / many) ** many
 
     def is_slow(self, run: Run) -> bool:
-        """Tell if a test failed, or is below the minimum or, by ``within``, its slowest peer; without peers, if bad."""
+        """Tell if a test failed, is below the minimum or its slowest peer by ``within``; or bad, without peers."""
         if run.value is None or not run.peers:
             return run.bad
         possible = evidence.undisturbed(run.value, run.lost)
@@ -404,7 +401,7 @@ class _Bisection:
         return groups
 
     def partner(self, node: str, free: Sequence[str], runs: Iterable[Run]) -> str:
-        """Choose the partner from ``free`` that the node has run with least in these tests and in earlier bad pairs."""
+        """Return the node of ``free`` that a node has met least in these tests and earlier bad pairs."""
         met = Counter(chain.from_iterable(run.nodes for run in runs))
         met.update(self.bad_with[node])
         return min(free, key=met.__getitem__)
@@ -530,14 +527,14 @@ class _Bisection:
         return peers
 
     def median(self, values: list[float]) -> float:
-        """Return the median of values at most 1.5 `within` below the upper quartile."""
+        """Return the median of values at most 1.5 ``within`` below the upper quartile."""
         from statistics import median
 
         top = sorted(values)[len(values) * 3 // 4]
         return median(value for value in values if value >= (1 - 1.5 * self.within) * top)
 
     def judged(self, nodes: Group, outcome: Outcome, median: float, peers: tuple[float, ...]) -> Run:
-        """Return a run with figure and `bad`: failed, below the minimum, or more than `within` below the median."""
+        """Return a run, bad if failed, below the minimum, or more than ``within`` below the median."""
         value = outcome.value
         figure = None if value is None or not median else value / median
         # The bandwidth of a single rank is 0 by definition, and no evidence against its node.

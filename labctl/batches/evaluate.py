@@ -292,10 +292,7 @@ def _too_few(jobs: Iterable[JobResult]) -> Iterable[str]:
 
 
 def _by_node(jobs: Iterable[JobResult]) -> tuple[NodeResult, ...]:
-    """Return a result for each node of finished jobs: failed nodes first, then by distance below the median.
-
-    Jobs that are not finished are left out.
-    """
+    """Return a result for each node of finished jobs: failed nodes first, then by distance below the median."""
     grouped: dict[str, list[JobResult]] = defaultdict(list)
     for job in jobs:
         if job.cause != "not-finished":

@@ -80,7 +80,7 @@ class Reading(Struct, frozen=True):
 
     @property
     def possible(self) -> float:
-        """Return the speed it may have had without other programs, which slowed it for the `included` share."""
+        """Return the speed it may have had without other programs, which slowed it for the ``included`` share."""
         return undisturbed(self.speed, self.included)
 
     @property
@@ -124,7 +124,7 @@ def error_per_test(nodes: int, figures: int) -> float:
 
 
 def evidence(wins: Iterable[tuple[bool, float]]) -> float:
-    """Return the largest evidence, 1.0 without rounds, from (won, N) per round: a good node wins at most one in N.
+    """Return the evidence, 1.0 without rounds, that a node wins too often, given (won, N) per round.
 
     That is the number of nodes that could win, if all are measured alike. 1.0 without rounds.
     """
@@ -147,12 +147,12 @@ def against_bound(misses: Sequence[bool | None], error: float) -> Verdict:
 
 
 def undisturbed(speed: float, lost: float) -> float:
-    """Return a speed divided by the share of time not lost to other programs, of which DISTURBED at most counts."""
+    """Return the speed of a run if no other program had taken this share of its time, at most DISTURBED."""
     return speed / max(1 - lost, 1 - DISTURBED)
 
 
 def both(first: Judged, later: Judged) -> Judged:
-    """Join two verdicts on a node: bad if both are, good if one is and none is bad, else unsure; average the rest."""
+    """Join two verdicts of rounds some time apart: bad if both are, good if one is and none is bad, else unsure."""
     verdicts = {first.verdict, later.verdict}
     verdict: Verdict = "good" if "good" in verdicts and "bad" not in verdicts else "unsure"
     doubt = ""
@@ -187,7 +187,7 @@ def rounds_needed(references: int, error: float) -> int:
 
 
 def judge(rounds: Sequence[Round], within: float, error: float) -> dict[str, Judged]:
-    """Map nodes to verdicts: bad if surely more than `within` below the references, good if surely fast enough.
+    """Map nodes to verdicts: bad if surely more than ``within`` below the references, good if surely fast enough.
 
     A good node is above GOOD of its references' speed, or above 1 - ``within`` if that is less. The first round only
     chooses the first references. Rounds without a reading of the node do not count.
@@ -249,7 +249,7 @@ def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator
 
 
 def slowest(speeds: Sequence[float], one_in: int = OUTLIERS) -> float:
-    """Return the slowest of ascending speeds after leaving out the slowest one in `one_in`."""
+    """Return the slowest of ascending speeds, the slowest one in ``one_in`` of them left out."""
     return speeds[len(speeds) // one_in]
 
 

@@ -28,7 +28,7 @@ def evaluate(
     lambda_csv: Path | None = None,
     junit: Path | None = None,
 ) -> Evaluation:
-    """Judge the batches or logs of these directories together; write CSV, Lambda's CSV and JUnit XML to given paths."""
+    """Judge batches or logs of directories together; write CSV, Lambda's CSV and JUnit XML to given paths."""
     named = tuple(dict.fromkeys(directories))
     evaluation = judge([run for directory in named for run in logs.read(directory, pattern)], limits)
     if csv:

@@ -72,7 +72,7 @@ class Bound(Struct, frozen=True, kw_only=True):
 
 
 def subject(nodes: Sequence[str], *, everyone: bool) -> str:
-    """Return the name of a figure's nodes: a node, two nodes as `a - b`, or empty for all nodes together."""
+    """Return the name of a figure's nodes: a node, two nodes as ``a - b``, or empty for all nodes together."""
     return "" if everyone else " - ".join(nodes)
 
 
@@ -125,7 +125,7 @@ def _before(
 
 
 def _usual(limit: Limit, values: Sequence[float]) -> tuple[float, str]:
-    """Return the median of values, or the better of two, with text that names it, such as `median of 5`."""
+    """Return the median of values, or the better of two, with text that names it, such as ``median of 5``."""
     from statistics import median
 
     if len(values) > 2:

@@ -49,7 +49,7 @@ def pattern_named(word: str) -> Pattern:
 
 
 def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -> tuple[Group, ...]:
-    """Return groups of `size` names by a pattern; names may be left over. ConfigError if size or pattern don't fit.
+    """Return groups of ``size`` names by a pattern; names may be left over. ConfigError if size or pattern don't fit.
 
     ``sequential``: consecutive names; ``random``: the same of a shuffled list; ``pairs``: the first half with the
     second half; ``ring``: each name with the next ones; ``all-pairs``: each name with each other one. ConfigError if
@@ -74,7 +74,7 @@ def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -
 
 
 def _rings(names: tuple[str, ...], size: int) -> Iterator[Group]:
-    """Yield each name with the `size` - 1 names after it in a ring, so ordered that neighbours seldom overlap."""
+    """Yield each name with the ``size`` - 1 names after it in a ring, so ordered that neighbours seldom overlap."""
     for start in range(size):
         for first in range(start, len(names), size):
             places = sorted((first + step) % len(names) for step in range(size))
@@ -94,10 +94,7 @@ def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
 def make(
     context: Context, file: Path | None, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
 ) -> HostfileSet:
-    """Write the hostfiles for the machines that a file lists, or for the lab's nodes; return the set.
-
-    ConfigError if there is no such file.
-    """
+    """Write hostfiles of listed machines, or of the lab's nodes; return the set. ConfigError without the file."""
     machines, left_out = listed_machines(context, file) if file else nodes_of_lab(context)
     names = tuple(machines)
     chosen = groups(names, size, pattern, seed)
@@ -120,10 +117,7 @@ def make(
 
 
 def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return slots by listed machine that is not drained (0 if unset), and the names of drained ones.
-
-    ConfigError if the file does not exist.
-    """
+    """Return slots by listed machine not drained (0 if unset), and drained names. ConfigError without the file."""
     if not file.is_file():
         raise ConfigError(
             f"{file}: no such file", hint="write a machine per line: its name, its IP address or worker-N"
@@ -134,10 +128,7 @@ def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple
 
 
 def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return slots by usable node of the lab, and the names of the others, each noted. HostError if none is left.
-
-    HostError if no node is in use.
-    """
+    """Return slots by usable node of the lab, and other nodes' names, each noted. HostError if none is left."""
     require_initialised(context)
     with backends.connect(context) as backend:
         nodes, unusable = backend.lab().nodes, backend.unusable()
@@ -161,7 +152,7 @@ def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def default_directory(count: int, size: int, pattern: Pattern) -> Path:
-    """Return the default directory of a set: ``hostfiles/4nodes_2xN_PATTERN``, without the suffix if ``sequential``."""
+    """Return a set's default directory, ``hostfiles/4nodes_2xN_PATTERN``; without PATTERN if sequential."""
     suffix = "" if pattern == "sequential" else f"_{pattern}"
     return Path("hostfiles", f"{count}node{'s' * (count > 1)}_{size}xN{suffix}")
 
@@ -177,7 +168,7 @@ def texts(chosen: tuple[Group, ...], slots: Mapping[str, int]) -> dict[str, str]
 
 
 def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
-    """Write hostfiles into a directory. ConfigError, with nothing written, if a hostfile there differs.
+    """Write hostfiles into a directory. ConfigError, with nothing written, if one there has another name or text.
 
     HostError if it cannot be written.
     """

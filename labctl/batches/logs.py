@@ -91,7 +91,7 @@ def recorded(directory: Path) -> Batch | None:
 
 
 def paths(directory: Path) -> list[str]:
-    """List the logs of a directory: those of its batch record, else its ``*.log`` files. ConfigError if unreadable."""
+    """Return a directory's logs, sorted: of its batch record, else its ``*.log`` files. ConfigError if unreadable."""
     batch = recorded(directory)
     return sorted(str(directory / job.log) for job in batch.jobs) if batch else find(directory)
 
@@ -107,7 +107,7 @@ def find(directory: Path) -> list[str]:
 
 
 def of_batch(batch: Batch, directory: str) -> tuple[Measured, ...]:
-    """Return a Measured for each job of a batch's record; `directory` is where its logs are."""
+    """Return a Measured for each job of a batch's record; ``directory`` is where its logs are."""
     return tuple(_recorded(batch, job, directory) for job in batch.jobs)
 
 

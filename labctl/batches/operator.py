@@ -43,7 +43,7 @@ def with_hosts(context: Context) -> Context:
 
 
 def drained(context: Context) -> tuple[str, ...]:
-    """Return the hosts of LAB_HOSTS that are drained, as ``host (reason)``. ConfigError if the file cannot be read."""
+    """Return the drained hosts of LAB_HOSTS as ``host (reason)``. ConfigError if the file cannot be read."""
     name = context.settings().text("LAB_HOSTS")
     listed = inventory.read(context.directory / Path(name).expanduser(), name) if name else ()
     _, left_out = inventory.in_use(context.directory, listed)

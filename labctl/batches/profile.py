@@ -137,7 +137,7 @@ def configured(word: str, warn: Callable[[str], None], usual: str = USUAL) -> st
 
 
 def read(path: Path) -> Profile:
-    """Load a profile from a YAML file. ConfigError with `file:line` if it is invalid."""
+    """Load a profile from a YAML file. ConfigError with ``file:line`` if it is invalid."""
     shown = path.name if path.parent == PACKAGED else str(path)
     root = compose(path, shown, hint="a profile needs a description and checks")
     fields: Schema = {
@@ -167,7 +167,7 @@ def require_metrics(check: Check, metrics: Iterable[Metric], notes: Iterable[str
 
 
 def _share(value: Value) -> float:
-    """Parse a share below 100 %, such as `10%`, as a fraction. ConfigError if it is anything else."""
+    """Parse a share below 100 %, such as ``10%``, as a fraction. ConfigError if it is anything else."""
     match = re.fullmatch(r"(\d{1,2}(?:\.\d+)?) ?%", value.text())
     if not match:
         raise value.error(f"`{value.name}` is a share below 100%, such as 10%, not `{value.text()}`")
@@ -252,7 +252,7 @@ def _limits(value: Value) -> tuple[Limit, ...]:
 
 
 def _name(value: Value) -> str:
-    """Return the name of a check. ConfigError unless it is 1 to 63 letters, digits, `.`, `_` and `-`."""
+    """Return the name of a check. ConfigError unless it is 1 to 63 letters, digits, ``.``, ``_`` and ``-``."""
     if not NAME.fullmatch(value.text()):
         raise value.error(f"bad name `{value.text()}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
     return value.text()

@@ -43,7 +43,7 @@ class JobQueue:
         return started
 
     def _waiting(self, name: str, last: int) -> Iterator[int]:
-        """Yield unstarted jobs that need a node, up to index `last`; drop the started ones at the head."""
+        """Yield unstarted jobs that need a node, up to index ``last``; drop the started ones at the head."""
         indices = self._by_node[name]
         while indices and self._begun[indices[0]]:
             del indices[0]

@@ -33,12 +33,12 @@ TOTALS = ("throughput", "tokens")
 
 
 def is_searched_by(metric: Metric | None, why: str, sign: str) -> bool:
-    """Tell if a bisection compares runs by the metric `why`: it is the batch's, and its bound is a minimum."""
+    """Tell if a bisection compares runs by the metric ``why``: it is the batch's, and its bound is a minimum."""
     return metric is not None and metric.name == why and sign == ">="
 
 
 def least(metric: str, bound: float, size: int) -> float:
-    """Return the minimum for one run in a bisection: `bound` by node if the metric is a total, else `bound`."""
+    """Return the minimum for one run in a bisection: ``bound`` by node if the metric is a total, else ``bound``."""
     return bound / size if metric in TOTALS else bound
 
 
@@ -199,10 +199,7 @@ def outcomes(groups: tuple[Group, ...], done: Rounded) -> dict[Group, Outcome]:
 
 
 def outcome(job: BatchJob, metric: str) -> Outcome:
-    """Return a job's value per node, or None with why if it failed; 1 if it passed and there is no metric.
-
-    Without a metric, all runs that passed are equal.
-    """
+    """Return a job's value per node, or None with why if it failed; 1 if it passed and there is no metric."""
     if not metric and job.verdict == "PASS":
         return Outcome(1)
     if job.value is None or job.verdict == "ERROR":

@@ -63,6 +63,7 @@ class _Search:
     def __init__(
         self, nodes: Group, within: float, minimum: float | None, figures: int, notice: Callable[[str], None]
     ) -> None:
+        """Start without rounds; ``figures`` share the allowed error, ``notice`` gets a line per bad node."""
         self.nodes, self.within, self.minimum, self.notice = nodes, within, minimum, notice
         self.error = evidence.error_per_test(len(nodes), figures)
         self.number = 0

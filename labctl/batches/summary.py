@@ -62,7 +62,7 @@ def against(trial: Trial, node: str) -> str:
 
 
 def _summary(judged: Sequence[Figure]) -> str:
-    """Render each metric's span of values, as `memory 11.2 to 12.1 GB/s`; empty without figures."""
+    """Render each metric's span of values, as ``memory 11.2 to 12.1 GB/s``; empty without figures."""
     parts = []
     for metric in dict.fromkeys(figure.what for figure in judged):
         of_metric = [figure for figure in judged if figure.what == metric]

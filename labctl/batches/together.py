@@ -132,7 +132,7 @@ class GroupTrial:
         return [self.over_runs(group, figure) for figure in judged]
 
     def over_runs(self, group: Group, figure: Figure) -> Figure:
-        """Return a figure as the median of the group's runs with `passed`; unchanged if fewer than two."""
+        """Return a figure as the median of the group's runs with ``passed``; unchanged if fewer than two."""
         values = tuple(value for job in self.runs[group] if (value := job.value(figure.what)) is not None)
         if figure.value is None or len(values) < 2:
             return figure

@@ -183,7 +183,7 @@ class _Course(Verdicts):
         self.step("network after", self.network_after)
 
     def step(self, name: str, work: Callable[[], Outcome], *, always: bool = False) -> None:
-        """Run a step and append its result; an error or Ctrl-C fails it; after Ctrl-C skip it unless `always`.
+        """Run a step and append its result; an error or Ctrl-C fails it; after Ctrl-C skip it unless ``always``.
 
         ConfigError before the lab is brought up is raised.
         """
@@ -441,7 +441,7 @@ class _Course(Verdicts):
         return slow if len(hosts) > 1 and len(slow) < len(trial.nodes) and not trial.failed_together else []
 
     def trial(self, check: Check, nodes: tuple[str, ...], numbers: Iterator[int]) -> Trial:
-        """Measure a check on nodes until all are judged; return the trial; `numbers` number its runs."""
+        """Measure a check on nodes until all are judged; return the trial; ``numbers`` number its runs."""
         # Nodes of one host share its memory and disk; in turn, each has the cores to itself.
         comparable = check.nodes == "turns" or len({self.placement[node] for node in nodes}) == len(nodes)
         error = evidence.error_per_test(len(nodes), self.profile.figures)
@@ -505,7 +505,7 @@ class _Course(Verdicts):
         return None
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str) -> list[JobOutcome]:
-        """Run a check on groups of nodes; note the directory of its logs, which `record` names; return outcomes."""
+        """Run a check on groups of nodes; note the directory of its logs, which ``record`` names; return outcomes."""
         self.logs.append(f"{CHECKS}/{record}")
         return self.subject.run(check, groups, record, self.slots)
 
@@ -542,7 +542,7 @@ class _Course(Verdicts):
         return Outcome("passed", f"no node or link alone is bad ({tried}) {diagnosis.note}".rstrip())
 
     def clean_up(self, *, keep: bool) -> Outcome:
-        """Remove the lab and fail if something is left; skipped if it was up before, with `keep`, or not begun."""
+        """Remove the lab and fail if something is left; skipped if it was up before, with ``keep``, or not begun."""
         if self.before is None:
             return Outcome("skipped", "nothing was started")
         if self.before:

@@ -45,7 +45,7 @@ from labctl.system.process import CompletedProcess
 
 
 def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: bool) -> ValidationReport:
-    """Validate the lab's cluster by a profile's name or file; write and return the report, compared if `compare`.
+    """Validate the lab's cluster by a profile's name or file; write and return the report, compared if ``compare``.
 
     Without a name it is the profile of the operator's TEST_CONFIGURATION, else ``quick``, or in a cluster ``cluster``.
     """
@@ -208,7 +208,7 @@ class Subject(Struct, frozen=True, kw_only=True):
         return outcomes
 
     def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float, figures: int) -> Diagnosis:
-        """Find the bad nodes and links that explain a failed check or a missed bound. ConfigError for other metrics.
+        """Find bad nodes and links behind a failed run or missed bound. ConfigError unless runs compare by it.
 
         ConfigError for a metric that no search compares runs by.
         """

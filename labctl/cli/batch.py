@@ -220,7 +220,7 @@ class Display:
     """Context manager that shows a running batch: a live table in a terminal, else a line per change."""
 
     def __init__(self, output: Output) -> None:
-        """Start without a table; lines go to `output` if stderr is no terminal."""
+        """Start without a table; lines go to ``output`` if stderr is no terminal."""
         self._output = output
         self._states: dict[str, str] = {}
         self._batch: Batch | None = None
@@ -263,7 +263,7 @@ def line(job: BatchJob, batch: Batch) -> str:
 
 
 def named(job: BatchJob) -> str:
-    """Render `JOB (REPEAT) on NODES`, without the repeat if it is the first."""
+    """Render ``JOB (REPEAT) on NODES``, without the repeat if it is the first."""
     turn = f" ({job.repeat})" if job.repeat > 1 else ""
     return f"{job.job}{turn} on {', '.join(job.nodes)}"
 
@@ -320,7 +320,7 @@ def eval_line(report: BatchReport) -> str:
 
 
 def job_row(job: BatchJob, first: float, scale: float) -> tuple[object, ...]:
-    """Return a table row of a job; its timeline bar has `scale` columns per second since `first`."""
+    """Return a table row of a job; its timeline bar has ``scale`` columns per second since ``first``."""
     start = round(((job.began or first) - first) * scale)
     width = max(1, round(duration(job) * scale))
     bar = ("." * start + "#" * width).ljust(COLUMNS, ".")[:COLUMNS]

@@ -78,7 +78,7 @@ def saved_text(saved: SavedBundle) -> str:
 
 
 def written(loaded: LoadedBundle) -> Iterator[str]:
-    """Yield `FOLDER: N files` per lab folder that was written, other written files by name, and the cache's count."""
+    """Yield ``FOLDER: N files`` per lab folder written, other written files by name, and the cache's count."""
     from labctl.bundle.load import LOCKS
     from labctl.bundle.save import FOLDERS
 

@@ -38,10 +38,7 @@ HERE = Path()
 
 
 def context(directory: Path, output: Output, overrides: list[str] | None = None, *, create: bool = False) -> Context:
-    """Return the command's context for -C's directory, or the nearest lab; ConfigError if there is none to use.
-
-    ConfigError if the directory does not exist and the command does not create it.
-    """
+    """Return the context of -C's directory, or of the nearest lab. ConfigError if missing, unless ``create``."""
     try:
         resolved = directory.resolve()
     except FileNotFoundError as error:

@@ -64,7 +64,7 @@ def device_table(devices: Sequence[DetectedDevice]) -> str:
 
 
 def dashed(cells: Iterable[str]) -> list[str]:
-    """Return the cells with `-` for empty ones."""
+    """Return the cells with ``-`` for empty ones."""
     return [cell or "-" for cell in cells]
 
 

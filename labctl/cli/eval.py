@@ -72,7 +72,7 @@ def eval_command(
 
 
 def share(written: str) -> float:
-    """Parse `--within`, such as `5%`, into a fraction. ConfigError if it is not from 0% to 100%."""
+    """Parse `--within`, such as ``5%``, into a fraction. ConfigError if it is not from 0% to 100%."""
     try:
         per_cent = float(written.removesuffix("%"))
     except ValueError:
@@ -116,12 +116,12 @@ def jobs_table(evaluation: Evaluation) -> str:
 
 
 def status(result: JobResult | NodeResult, evaluation: Evaluation) -> str:
-    """Return a result's status, or `-` if it passed and no threshold was given."""
+    """Return a result's status, or ``-`` if it passed and no threshold was given."""
     return result.status if evaluation.judged or result.status == "FAIL" else "-"
 
 
 def cause(job: JobResult) -> str:
-    """Render why a job failed, `far below the others` for an outlier that passed, else empty."""
+    """Render why a job failed, ``far below the others`` for an outlier that passed, else empty."""
     if job.cause == "below-median":
         return job.cause
     if job.cause == "below-min":
@@ -196,7 +196,7 @@ def verdict(evaluation: Evaluation) -> str:
 
 
 def passed(kind: str, results: Sequence[JobResult | NodeResult]) -> str:
-    """Render `N of M KIND passed`; empty without results."""
+    """Render ``N of M KIND passed``; empty without results."""
     count = sum(result.status == "PASS" for result in results)
     return f"{count:,} of {len(results):,} {kind} passed" if results else ""
 

@@ -64,7 +64,7 @@ def fit_command(
 
 
 def size(option: str, written: str | None) -> int | None:
-    """Parse an option's value, such as `80g`, into bytes; None if it is not given. ConfigError if it is invalid."""
+    """Parse an option's value, such as ``80g``, into bytes; None if it is not given. ConfigError if it is invalid."""
     from labctl.config import settings
 
     if written is None:
@@ -77,7 +77,7 @@ def size(option: str, written: str | None) -> int | None:
 
 
 def text(report: FitReport, *, explain: bool = False) -> str:
-    """Render the answer, memory used, settings, advice and least hardware; with `explain` also each component."""
+    """Render the answer, memory used, settings, advice and least hardware; with ``explain`` also each component."""
     lines = [headline(report), *usage(report, report.required, report.unknown), settings_line(report)]
     if report.advice:
         lines += ["", *advice_lines(report, report.advice)]

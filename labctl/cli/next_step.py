@@ -157,7 +157,7 @@ def _step(message: str) -> str:
 
 
 def mountable(path: Path) -> str:
-    """Return a path's directory, itself if it is one, to mount it; `DIRECTORY` if mounting it is refused."""
+    """Return a path's directory, itself if it is one, to mount it; ``DIRECTORY`` if mounting it is refused."""
     from labctl.config import mount_sources
 
     folder = path if path.is_dir() else path.parent

@@ -55,7 +55,7 @@ class Output:
         self._bar: Bar | None = None
 
     def event(self, event: Event) -> None:
-        """Print an event to stderr, except run output if `quiet`, and `waiting` if `as_json`."""
+        """Print an event to stderr, except run output if ``quiet``, and ``waiting`` if ``as_json``."""
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
@@ -108,7 +108,7 @@ class Output:
 
 
 def to_json(value: Any, kind: str = "") -> Any:
-    """Convert Structs to JSON objects, old key names included, LabErrors to messages; `kind` is the value's key."""
+    """Convert Structs to JSON objects, old key names included, LabErrors to messages; ``kind`` is the value's key."""
     from msgspec import Struct
     from msgspec.structs import asdict
 
@@ -133,7 +133,7 @@ def say_printed(text: str) -> None:
 
 
 def write(text: str, stream: TextIO, end: str = "\n") -> None:
-    """Print text and `end` in one flushed write. OutputClosed if the reader is gone; later writes go to /dev/null."""
+    """Print text and ``end`` in one flushed write. OutputClosed if the reader is gone; then drop later writes."""
     try:
         print(f"{text}{end}", end="", file=stream, flush=True)
     except BrokenPipeError as error:
@@ -153,14 +153,14 @@ def color(text: str, code: str) -> str:
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
-    """Replace control characters by `?`, except the `kept` ones."""
+    """Replace control characters by ``?``, except the ``kept`` ones."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(character if is_safe(character, kept) else "?" for character in text)
 
 
 def is_safe(character: str, kept: str) -> bool:
-    """Tell if a character is printable, a non-ASCII blank, or one of the `kept`."""
+    """Tell if a character is printable, a non-ASCII blank, or one of the ``kept``."""
     # isprintable() is False for blanks of other scripts.
     blank = character.isspace() and character > "\x9f"
     return character.isprintable() or character in kept or blank
@@ -174,7 +174,7 @@ def program_text(text: str, stream: TextIO, mark: str = "") -> str:
 
 
 def shown_line(line: str, mark: str = "") -> str:
-    """Return a line without escapes but colors, reset at its end, and with the mark after each `\\r`."""
+    """Return a line without escapes but colors, reset at its end, and with the mark after each ``\\r``."""
     if line.isascii() and line.isprintable():
         return line
     parts = STYLE.split(line)
@@ -201,7 +201,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def figure(metric: Mapping[str, Any], key: str = "value") -> str:
-    """Format a metric's value under `key`; if it is missing, its note or `-`, and text unchanged."""
+    """Format a metric's value under ``key``; if it is missing, its note or ``-``, and text unchanged."""
     value = metric.get(key)
     if isinstance(value, int | float):
         return human.number(value)

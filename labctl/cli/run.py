@@ -74,13 +74,13 @@ class WithArguments(TyperCommand):
     """Command that passes on the arguments after `--` in ``ctx.meta[ARGUMENTS]``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments before `--`; keep those after it in `ctx.meta[ARGUMENTS]`."""
+        """Parse the arguments before `--`; keep those after it in ``ctx.meta[ARGUMENTS]``."""
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[ARGUMENTS] = tuple(args[end + 1 :])
         return super().parse_args(ctx, args[:end])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the usage with `[-- ARGUMENTS... | -- COMMAND...]` added."""
+        """Return the usage with ``[-- ARGUMENTS... | -- COMMAND...]`` added."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS... | -- COMMAND...]"]
 
 
@@ -238,7 +238,7 @@ def options_of(
     set_: list[str] | None = None,
     **others: Any,
 ) -> RunOptions:
-    """Return run options: `timeout`, `expect`, `metric`, `set_` parsed, others as given. ConfigError if invalid."""
+    """Return run options with time limit, criteria, metrics and ``--set`` parsed. ConfigError if one is invalid."""
     from labctl.jobs.request import RunOptions
     from labctl.workloads.schema import parse_duration, parse_expectation, parse_metric
 
@@ -252,7 +252,7 @@ def options_of(
 
 
 def settings_of_script(arguments: list[str]) -> tuple[tuple[str, str | None], ...]:
-    """Parse `--set KEY[=VALUE]` into pairs, the last of each key, None without `=`. ConfigError without key."""
+    """Parse `--set KEY[=VALUE]` into pairs, the last of each key, None without ``=``. ConfigError without key."""
     values: dict[str, str | None] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -375,7 +375,7 @@ def prune_command(
 
 
 def parse_since(text: str) -> datetime:
-    """Parse `2d`, `3h`, `30m` ago, or an ISO date or time, into local time. ConfigError if it is neither."""
+    """Parse ``2d``, ``3h``, ``30m`` ago, or an ISO date or time, into local time. ConfigError if it is neither."""
     if ago := re.fullmatch(r"(\d{1,5})([dhm])", text):
         unit = {"d": "days", "h": "hours", "m": "minutes"}[ago[2]]
         return datetime.now() - timedelta(**{unit: int(ago[1])})
@@ -424,7 +424,7 @@ def spread_table(spread: Mapping[str, Spread]) -> str:
 
 
 def metric_title(name: str, spread: Spread) -> str:
-    """Render a metric's name with its unit and `found` if it is a found one, as `throughput (samples/s)`."""
+    """Render a metric's name with its unit and ``found`` if it is a found one, as ``throughput (samples/s)``."""
     from labctl.runs.spread import titled
 
     title = titled(name, at_end=spread.at_end)
@@ -483,7 +483,7 @@ def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]
 
 
 def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
-    """Render a run's loss, else throughput, else first metric, as `loss 2.31`; empty without metrics."""
+    """Render a run's loss, else throughput, else first metric, as ``loss 2.31``; empty without metrics."""
     from labctl.records.verdict import final
 
     name = next((name for name in (*MAIN, *metrics) if name in metrics), "")
@@ -494,7 +494,7 @@ def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def found_mark(metric: Mapping[str, Any]) -> str:
-    """Return ` (found)` for a metric found in the output; empty for a declared one."""
+    """Return `` (found)`` for a metric found in the output; empty for a declared one."""
     return " (found)" if "found" in metric else ""
 
 

@@ -108,7 +108,7 @@ class Screen:
 
 
 def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
-    """Render a run's progress, metrics, nodes and devices; cut to `width` and `height`, with keys, unless 0."""
+    """Render a run's progress, metrics, nodes and devices; cut to ``width`` and ``height``, with keys, unless 0."""
     from labctl.records.straggler import sentence
 
     progress = view.progress
@@ -138,7 +138,7 @@ def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
 
 
 def fitting(parts: Iterable[str], width: int) -> str:
-    """Join parts by two spaces, leaving out each that would exceed `width`; all of them if it is 0."""
+    """Join parts by two spaces, leaving out each that would exceed ``width``; all of them if it is 0."""
     line = ""
     for part in parts:
         longer = f"{line}  {part}".strip()
@@ -164,7 +164,7 @@ def device_rows(nodes: Iterable[NodeSamples]) -> list[Row]:
 
 
 def sampled(head: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
-    """Return the lines of a table of samples, without the last columns if it would exceed `width`."""
+    """Return the lines of a table of samples, without the last columns if it would exceed ``width``."""
     units: dict[str, str] = {}
     for _, values in rows:
         units |= {name: reading.unit for name, reading in values.items()}
@@ -180,5 +180,5 @@ def sampled(head: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
 
 
 def value_cells(values: Mapping[str, Reading], names: Iterable[str]) -> list[str]:
-    """Return the values of these names, as text, or `-` where there is none."""
+    """Return the values of these names, as text, or ``-`` where there is none."""
     return [human.number(values[name].value) if name in values else "-" for name in names]

@@ -111,10 +111,7 @@ def end_as_ctrl_c() -> None:
 
 
 def report_text(report: ValidationReport, *, verbose: bool = False) -> str:
-    """Render steps, bad nodes and links, busy hosts, drained ones, advice, verdict and path of the page.
-
-    With ``verbose`` also each measurement.
-    """
+    """Render steps, bad nodes and links, busy and drained hosts, advice and verdict; measurements if ``verbose``."""
     validation = report.validation
     steps = table(
         ("STEP", "STATUS", "SECONDS", "RESULT"),

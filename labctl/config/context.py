@@ -46,10 +46,7 @@ class Context(Struct, frozen=True, kw_only=True):
     showing: Showing = unshown
 
     def settings(self) -> settings.Settings:
-        """Return settings and the image settings kept by `up`, unless changed since; warn. ConfigError if bad.
-
-        Includes the image settings of the workload that the lab was brought up for, except those changed since.
-        """
+        """Return settings with the image that `up` kept, unless changed since; warn. ConfigError if invalid."""
         declared = self.declared()
         for warning in declared.warnings:
             self.warn(warning)
@@ -64,10 +61,7 @@ class Context(Struct, frozen=True, kw_only=True):
         return effective
 
     def keep_image(self, used: Settings) -> None:
-        """Write the image settings that a workload overrode to the lab, or delete that file if it overrode none.
-
-        HostError if the record cannot be written.
-        """
+        """Write image settings that a workload overrode to the lab, or delete them if none. HostError if it fails."""
         declared = self.declared()
         kept = {
             key: (declared.text(key), used.text(key), used.origin(key))
@@ -84,7 +78,7 @@ class Context(Struct, frozen=True, kw_only=True):
         (self.directory / KEPT).unlink(missing_ok=True)
 
     def declared(self) -> Settings:
-        """Load flags, environment and .env: LAB_PACKAGES with LAB_REQUIREMENTS, absolute LAB_DOCKERFILE."""
+        """Load flags, environment and .env: LAB_PACKAGES with LAB_REQUIREMENTS. ConfigError if invalid."""
         loaded = self._with_requirements(settings.load(self.directory, self.environ, self.flags))
         if name := loaded.text("LAB_DOCKERFILE"):
             path = self.directory.absolute() / Path(name).expanduser()
@@ -122,7 +116,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 def find_lab(directory: Path, environ: Mapping[str, str]) -> Path:
-    """Return the nearest directory upwards whose .env sets LAB_NAME, else `directory`. ConfigError if another's.
+    """Return the nearest directory upwards whose .env sets LAB_NAME, else ``directory``. ConfigError if another's.
 
     Code below a lab directory may have a .env of its own. ConfigError for a .env that others own: in a
     directory that others can write to, it would decide on which hosts and in which containers a command runs.

@@ -74,7 +74,7 @@ class Entry(Struct, frozen=True):
 
 
 def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
-    """Read a .env file, named `shown` in errors. ConfigError if unreadable, world-writable, not UTF-8 or invalid."""
+    """Read a .env file, ``shown`` in errors. ConfigError if unreadable, world-writable, not UTF-8 or invalid."""
     shown = shown or str(path)
     try:
         everyone_writes = path.stat().st_mode & stat.S_IWOTH
@@ -92,7 +92,7 @@ def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
 
 
 def parse(text: str, path: str) -> tuple[Entry, ...]:
-    """Return the entries of a .env text, in order. ConfigError with `path:line` if ambiguous or a key is repeated."""
+    """Return a .env text's entries, in order. ConfigError with ``path:line`` if ambiguous or a key is repeated."""
     from dotenv.parser import parse_stream
 
     entries: dict[str, Entry] = {}
@@ -124,7 +124,7 @@ def _require_unambiguous(line: str, refused: tuple[tuple[str, str, str], ...], w
 
 
 def quote(value: str) -> str:
-    """Quote a value, if needed, so that `parse` returns it unchanged. ValueError on NUL or a lone surrogate."""
+    """Quote a value, if needed, so that ``parse`` returns it unchanged. ValueError on NUL or a lone surrogate."""
     if "\0" in value or not is_utf8(value):
         raise ValueError("a value cannot hold NUL or lone surrogates")
     if _PORTABLE.fullmatch(value):

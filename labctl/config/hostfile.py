@@ -20,7 +20,7 @@ _COUNT = re.compile(r"(?:(?:slots?|max[-_]slots|np|ppn|count|n?(?:cpu|gpu|proc)s
 
 
 def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
-    """Parse a hostfile into pairs of node and slots, OWN without a count. ConfigError with `path:line` if invalid.
+    """Parse a hostfile into pairs of node and slots, OWN without a count. ConfigError with ``path:line`` if invalid.
 
     A line is ``worker-0 slots=2`` (DeepSpeed, Open MPI), ``worker-0:2`` (MPICH, Intel MPI), or a name alone, whose
     slots are ``OWN``. DeepSpeed takes ``^(\\S+)\\s+slots=(\\d+)`` from each line and ignores the rest
@@ -55,7 +55,7 @@ def format_hostfile(entries: Iterable[tuple[str, int]]) -> str:
 
 
 def job_name(name: str) -> str:
-    """Return the part after PREFIX of a hostfile's name, with odd characters as `-`; empty for other names."""
+    """Return the part after PREFIX of a hostfile's name, with odd characters as ``-``; empty for other names."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", name.removeprefix(PREFIX)) if name.startswith(PREFIX) else ""
 
 
@@ -115,7 +115,7 @@ def host_name(word: str, where: str) -> str:
 
 
 def _entry(fields: list[str], where: str) -> tuple[str, int]:
-    """Return node and slots of a line's words, OWN without a count. ConfigError, with the right form as hint."""
+    """Return node and slots of a line's words, OWN without a count. ConfigError, with the right line as hint."""
     word, *rest = fields
     if "," in word:
         hint = f"write a line for each, such as {quote(word.partition(',')[0])}"
@@ -131,7 +131,7 @@ def _entry(fields: list[str], where: str) -> tuple[str, int]:
 
 
 def _slots(behind: str, words: list[str], where: str) -> int:
-    """Return the slots given as `:2` behind the name or as `slots=2` after it. ConfigError for anything else."""
+    """Return the slots given as ``:2`` behind the name or as ``slots=2`` after it. ConfigError for anything else."""
     if not words:
         return slot_count(behind[1:], where)
     key, equals, count = words[0].partition("=")

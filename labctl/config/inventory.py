@@ -109,7 +109,7 @@ def _fields(variables: Iterable[tuple[str, str, str]]) -> Given:
 
 
 def hosts(path: Path, shown: str) -> Iterator[Named]:
-    """Yield the hosts of a YAML inventory. ConfigError if invalid; NeedsAnsible if only Ansible can resolve it.
+    """Return a YAML inventory's hosts, in order. ConfigError if invalid; NeedsAnsible if only that can resolve it.
 
     A host's own variables override its group's, and those the variables of the groups around. NeedsAnsible for all that
     takes Ansible's precedence: groups and hosts in several places with different variables.
@@ -155,7 +155,7 @@ class _YamlInventory:
                 self.take_group(child, body, around | fields)
 
     def take_hosts(self, value: Value, around: Given) -> None:
-        """Add hosts with their own and the `around` fields. NeedsAnsible for a range or differing variables."""
+        """Add hosts with their own and the ``around`` fields. NeedsAnsible for a range or differing variables."""
         for name, content in _entries(value):
             where = f"{content.path}:{content.line}"
             if "[" in name:
@@ -168,7 +168,7 @@ class _YamlInventory:
 
 
 def _variables(value: Value) -> Given:
-    """Return the host fields that variables set. NeedsAnsible for `<<` and priorities, ConfigError as `_fields`."""
+    """Return the host fields that variables set. NeedsAnsible for ``<<`` and priorities; ConfigError if refused."""
     entries = list(_entries(value))
     for name, content in entries:
         if name in ("<<", "ansible_group_priority"):
@@ -178,7 +178,7 @@ def _variables(value: Value) -> Given:
 
 
 def _entries(value: Value, names: Collection[str] | None = None) -> Iterable[tuple[str, Value]]:
-    """Return the entries of a mapping, restricted to `names`; none if it is null."""
+    """Return the entries of a mapping, restricted to ``names``; none if it is null."""
     return () if _is_nothing(value.node) else value.entries(names).items()
 
 
@@ -239,7 +239,7 @@ def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
 
 
 def _with_absolute_key(host: InventoryHost, folder: Path) -> InventoryHost:
-    """Return a host with its key's path absolute, relative to `folder` and `~` expanded."""
+    """Return a host with its key's path absolute, relative to ``folder`` and ``~`` expanded."""
     return replace(host, key=str(folder / Path(host.key).expanduser())) if host.key else host
 
 
@@ -314,7 +314,7 @@ def same(target: InventoryHost, earlier: InventoryHost) -> ConfigError:
 
 
 def _at(target: InventoryHost) -> str:
-    """Render the line of a host, as `on line 3`."""
+    """Render the line of a host, as ``on line 3``."""
     return f"on line {target.where.rpartition(':')[2]}"
 
 
@@ -322,7 +322,7 @@ def _at(target: InventoryHost) -> str:
 
 
 def _lines(text: str, shown: str) -> Iterator[Named]:
-    """Yield name, fields and place per line of a plain inventory. NeedsAnsible if it has `[groups]`."""
+    """Yield name, fields and place per line of a plain inventory. NeedsAnsible if it has ``[groups]``."""
     if group := re.search(r"^[ \t]*(\[[^\n]+\])[ \t\r]*$", text, re.MULTILINE):
         raise NeedsAnsible(
             f"{shown}:{text.count(chr(10), 0, group.start()) + 1}: {quote(group[1])} begins a group, as in an Ansible "
@@ -346,7 +346,7 @@ def _split(line: str, where: str) -> list[str]:
 
 
 def _assigned(line: list[str], where: str) -> Given:
-    """Return the `key=value` words after the name as fields. ConfigError for other words and repeated keys."""
+    """Return the ``key=value`` words after the name as fields. ConfigError for other words and repeated keys."""
     fields: Given = {}
     for word in line[1:]:
         key, equals, value = word.partition("=")
@@ -359,7 +359,7 @@ def _assigned(line: list[str], where: str) -> Given:
 
 
 def _meant(word: str, name: str) -> str:
-    """Return a hint for a word that is not `key=value`: an address, a swapped name, or the known keys."""
+    """Return a hint for a word that is not ``key=value``: an address, a swapped name, or the known keys."""
     if _is_ip(word) or "@" in word or ":" in word:
         return f"write `address={word}`"
     if _is_ip(name) and word not in _FIELDS:
@@ -398,10 +398,7 @@ def _target(name: str, fields: Given, where: str) -> InventoryHost:
 
 
 def _apart(word: str, given: Given, where: str) -> tuple[str, Given]:
-    """Split `user@host:port` into the host and the fields with user and port added. ConfigError if given twice.
-
-    ConfigError if a field is already set.
-    """
+    """Split ``user@host:port`` into the host and the fields with user and port added. ConfigError if given twice."""
     user, at, rest = word.rpartition("@")
     # More than one colon makes it an IPv6 address, unless that is in brackets.
     with_port = re.fullmatch(r"(\[[^][]*\]|[^][:]*):([^:]*)", rest)
@@ -421,7 +418,7 @@ def _apart(word: str, given: Given, where: str) -> tuple[str, Given]:
 
 
 def _matching(key: str, pattern: str, form: str) -> Callable[[str, str], str]:
-    """Return a validator that returns a text matching a pattern, else raises ConfigError that it must be `form`."""
+    """Return a validator that returns a text matching a pattern, else raises ConfigError that it must be ``form``."""
     compiled = re.compile(pattern)
 
     def check(text: str, where: str) -> str:

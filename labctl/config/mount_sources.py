@@ -34,7 +34,7 @@ _MOUNT = re.compile(r"(?P<source>~?/[^\s:]*|~):(?P<target>/[A-Za-z0-9._+/-]*)(:(
 
 
 def split(value: str, home: str) -> tuple[Mount, ...]:
-    """Parse `source:target[:ro]` words, `~` as `home`, into mounts. ValueError(reason, hint) for anything else."""
+    """Parse ``source:target[:ro]`` words, ``~`` as ``home``, into mounts. ValueError(reason, hint) if bad."""
     mounts = []
     for word in value.split():
         if not (match := _MOUNT.fullmatch(word)) or ".." in match["target"].split("/"):
@@ -57,7 +57,7 @@ def target_refusal(target: str, project: str) -> str:
 
 
 def refusal(path: str, home: str, *, here: bool) -> str:
-    """Return the reason why a host path may not be mounted, with its content checked if `here`; empty if it may.
+    """Return the reason why a host path may not be mounted, with its content checked if ``here``; empty if it may.
 
     If ``here``, the path is on this machine: links are followed and the directory's content is checked.
     """
@@ -108,5 +108,5 @@ def _is_in(path: str, directory: str) -> bool:
 
 
 def _normal(path: str) -> str:
-    """Return a path with `..` and double slashes resolved in its text, absolute."""
+    """Return a path with ``..`` and double slashes resolved in its text, absolute."""
     return "/" + os.path.normpath(path).lstrip("/")

@@ -21,7 +21,7 @@ FILES = ("configs", "secrets")
 
 
 def read(directory: Path, services: tuple[str, ...]) -> Pairs:
-    """Read compose.override.yml as JSON by service, `""` for other sections. ConfigError if it cannot be used.
+    """Read compose.override.yml as JSON by service, ``""`` for other sections. ConfigError if it cannot be used.
 
     It is raised for invalid YAML, for a service that the lab does not have, and for a relative path.
     """
@@ -98,7 +98,7 @@ def _paths(key: str, value: Any) -> Iterator[Any]:
 
 
 def _volume_sources(volumes: list[Any]) -> Iterator[Any]:
-    """Yield the sources of bind mounts among volumes; of a text such as `./a:/b` the whole text."""
+    """Yield the sources of bind mounts among volumes; of a text such as ``./a:/b`` the whole text."""
     for volume in volumes:
         if isinstance(volume, dict) and volume.get("type") == "bind":
             yield from _members(volume, "source")
@@ -120,7 +120,7 @@ def _untagged(value: Any) -> Any:
 
 
 def _tag(value: Any) -> str:
-    """Return the Compose tag of a value read as `{tag: value}`; empty without one."""
+    """Return the Compose tag of a value read as ``{tag: value}``; empty without one."""
     return next((tag for tag in TAGS if isinstance(value, dict) and tag in value), "")
 
 

@@ -12,10 +12,7 @@ LARGEST = 1 << 20
 
 
 def read(path: Path, source: str) -> tuple[str, ...]:
-    """Return a file's requirements without spaces and comments. ConfigError if it is unreadable or a line is invalid.
-
-    ConfigError, ``file:line: reason``, for anything else in the file.
-    """
+    """Return a file's requirements without spaces and comments. ConfigError if unreadable or a line is invalid."""
     try:
         with path.open(encoding="utf-8") as stream:
             text = stream.read(LARGEST)

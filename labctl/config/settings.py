@@ -23,7 +23,7 @@ Validator = Callable[[str], None]
 
 
 def in_bytes(text: str) -> int:
-    """Parse a size with an optional binary unit into bytes, `64k` as 65536. ValueError for other text."""
+    """Parse a size with an optional binary unit into bytes, ``64k`` as 65536. ValueError for other text."""
     match = re.fullmatch(r"([0-9]+)([kmgt]?)i?b?", text.lower())
     if match is None:
         raise ValueError(f"{text!r} is not a number")
@@ -41,7 +41,7 @@ def shaped(pattern: str, reason: str, hint: str = "") -> Validator:
 
 
 def whole(low: int, high: int) -> Validator:
-    """Return a validator that raises ValueError unless a value is a whole number from `low` to `high`."""
+    """Return a validator that raises ValueError unless a value is a whole number from ``low`` to ``high``."""
 
     def check(value: str) -> None:
         if not re.fullmatch(r"0|[1-9][0-9]{0,18}", value) or not low <= int(value) <= high:
@@ -51,7 +51,7 @@ def whole(low: int, high: int) -> Validator:
 
 
 def span(word: str) -> tuple[int, int] | None:
-    """Return the ends of a range such as `0-3`, in either order; None if the word is no range."""
+    """Return the ends of a range such as ``0-3``, in either order; None if the word is no range."""
     match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", word)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -76,7 +76,7 @@ def size(value: str) -> None:
 
 
 def accelerator_meant(word: str, names: tuple[str, ...]) -> str:
-    """Return the accelerator whose alias a word is, else the nearest of `names`; empty if none is close."""
+    """Return the accelerator whose alias a word is, else the nearest of ``names``; empty if none is close."""
     from labctl import accelerators
 
     called = (name for name, module in accelerators.modules().items() if word in module.aliases)
@@ -146,7 +146,7 @@ def split_ports(value: str) -> tuple[tuple[str, int, int], ...]:
 
 
 def split_port(word: str) -> tuple[str, int, int]:
-    """Parse a port to publish: `8080:80` is `("127.0.0.1", 8080, 80)`. ValueError(reason, hint) if it is invalid.
+    """Parse a port to publish: ``8080:80`` is ``("127.0.0.1", 8080, 80)``. ValueError(reason, hint) if it is invalid.
 
     Other machines reach the port only if the setting names an address.
     """
@@ -318,13 +318,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
     def text(self, key: str) -> str:
-        """Return a setting's value, `~` of a host path expanded; empty if not set. ValueError for a secret."""
+        """Return a setting's value, ``~`` of a host path expanded; empty if not set. ValueError for a secret."""
         if _BY_NAME[key].secret:
             raise ValueError(f"{key} is a secret: use secret()")
         return _expanded(_BY_NAME[key], self.values[key].value, self.home)
 
     def number(self, key: str) -> int:
-        """Return a setting as a whole number, sizes in bytes; 0 if not set, -1 for `unlimited`."""
+        """Return a setting as a whole number, sizes in bytes; 0 if not set, -1 for ``unlimited``."""
         text = self.text(key)
         return -1 if text == "unlimited" else in_bytes(text or "0")
 
@@ -347,18 +347,18 @@ class Settings(Struct, frozen=True, kw_only=True):
         return mount_sources.split(self.values["LAB_MOUNTS"].value, self.home)
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
-        """Return (key, value with secrets hidden, origin) of every setting and `LAB_ENV_` variable."""
+        """Return (key, value with secrets hidden, origin) of every setting and ``LAB_ENV_`` variable."""
         keyed = (*self.values.items(), *((setting.key, setting) for setting in self.extra))
         return tuple((key, _shown(setting), setting.origin) for key, setting in keyed)
 
     @property
     def environment(self) -> Pairs:
-        """Return names and values of `LAB_ENV_` variables that are not secret, for workloads."""
+        """Return names and values of ``LAB_ENV_`` variables that are not secret, for workloads."""
         return tuple((_name(setting), setting.value) for setting in self.extra if not _is_secret(setting))
 
     @property
     def secret_environment(self) -> tuple[tuple[str, Secret], ...]:
-        """Return names and values of `LAB_ENV_` variables that look secret, values as Secret."""
+        """Return names and values of ``LAB_ENV_`` variables that look secret, values as Secret."""
         return tuple((_name(setting), Secret(setting.value)) for setting in self.extra if _is_secret(setting))
 
 
@@ -389,7 +389,7 @@ def _unknown_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _is_known(key: str) -> bool:
-    """Tell if a key is a setting, an alias, or a `LAB_ENV_` variable with a name."""
+    """Tell if a key is a setting, an alias, or a ``LAB_ENV_`` variable with a name."""
     return key in _BY_NAME or (key.startswith(EXTRA) and key != EXTRA)
 
 
@@ -461,7 +461,7 @@ def _check_mount(setting: SettingValue, home: str, project: str, *, here: bool) 
 
 
 def sounds_secret(key: str) -> bool:
-    """Tell if a key's value is secret: a secret setting, or a name such as `--api-key` or `TOKEN`."""
+    """Tell if a key's value is secret: a secret setting, or a name such as `--api-key` or ``TOKEN``."""
     setting = _BY_NAME.get(key)
     name = key.removeprefix(EXTRA).replace("-", "_")
     return setting.secret if setting else bool(re.search(_SENSITIVE, name, re.IGNORECASE))
@@ -478,7 +478,7 @@ def _name(setting: SettingValue) -> str:
 
 
 def _shown(setting: SettingValue) -> str:
-    """Return a value for display: `set` or `unset` if secret, logins in URLs as `[REDACTED]`."""
+    """Return a value for display: ``set`` or ``unset`` if secret, logins in URLs as ``[REDACTED]``."""
     if sounds_secret(setting.key):
         return "set" if setting.value else "unset"
     # Up to the last @ of a word: a password may itself contain / and @, and a proxy may have no scheme.
@@ -486,5 +486,5 @@ def _shown(setting: SettingValue) -> str:
 
 
 def _expanded(setting: Setting, value: str, home: str) -> str:
-    """Return a value with a leading `~` as the home directory if the setting is a host path."""
+    """Return a value with a leading ``~`` as the home directory if the setting is a host path."""
     return re.sub(r"\A~(?=/|\Z)", lambda _: home, value) if setting.kind is host_path else value

@@ -25,7 +25,7 @@ DEEPEST = 100
 
 
 def compose(path: Path, shown: str, hint: str = "") -> Value:
-    """Return the root of a YAML file, named `shown` in errors. ConfigError if unreadable, invalid or empty.
+    """Return the root of a YAML file, named ``shown`` in errors. ConfigError if unreadable, invalid or empty.
 
     It is raised for a file that is invalid, not UTF-8, empty (``hint``), too large or nested too deeply.
     """
@@ -47,7 +47,7 @@ def documents(path: Path, shown: str) -> list[Value]:
 
 
 def _nodes(path: Path, shown: str, parse: Callable[[str], list[Any]]) -> list[Any]:
-    """Return a file's YAML nodes by `parse`. ConfigError with line if it is not text, not YAML, or too large."""
+    """Return a file's YAML nodes by ``parse``. ConfigError with line if it is not text, not YAML, or too large."""
     import yaml
 
     text = ""
@@ -139,7 +139,7 @@ class Value(Struct, frozen=True):
         return {key: schema[key](value) for key, value in entries.items()}
 
     def entries(self, keys: Collection[str] | None = None, former: Mapping[str, str] | None = None) -> dict[str, Value]:
-        """Return a mapping's values by key, `former` keys renamed. ConfigError for duplicate and unknown keys."""
+        """Return a mapping's values by key, ``former`` keys renamed. ConfigError for duplicate and unknown keys."""
         self._must_be("mapping")
         entries: dict[str, Value] = {}
         for key, node in self.node.value:
@@ -167,7 +167,7 @@ class Value(Struct, frozen=True):
         return flag
 
     def text(self) -> str:
-        """Return the text of a string, integer or float. ConfigError for other types, such as dates and `yes`."""
+        """Return the text of a string, integer or float. ConfigError for other types, such as dates and ``yes``."""
         self._must_be("scalar")
         text, kind = str(self.node.value), self.node.tag.rpartition(":")[2]
         if kind not in ("str", "int", "float"):
@@ -198,7 +198,7 @@ class Value(Struct, frozen=True):
         return text
 
     def data(self, tags: Collection[str] = ()) -> Any:
-        """Return plain data, with `{tag: value}` for values with an allowed tag. ConfigError for other tags.
+        """Return plain data, with ``{tag: value}`` for values with an allowed tag. ConfigError for other tags.
 
         1e-5, which YAML 1.1 reads as text, is a number.
         """
@@ -231,7 +231,7 @@ class Value(Struct, frozen=True):
         return value if number is None else number
 
     def _must_be(self, kind: str) -> None:
-        """Raise ConfigError unless the node is a `mapping`, `sequence` or `scalar`, as `kind` says."""
+        """Raise ConfigError unless the node is a ``mapping``, ``sequence`` or ``scalar``, as ``kind`` says."""
         if self.node.id != kind:
             raise self.error(f"`{self.name}` must be {_KINDS[kind]}, not {_KINDS[self.node.id]}")
 

@@ -100,7 +100,7 @@ def by_number(path: str) -> list[tuple[int, str]]:
 
 
 def whole(place: Path, name: str) -> tuple[Marker | None, str]:
-    """Return (marker, "") of a complete checkpoint, a blank marker without `name`; (None, reason) if incomplete.
+    """Return (marker, "") of a complete checkpoint, a blank marker without ``name``; (None, reason) if incomplete.
 
     Without a marker name, every checkpoint is complete. A marker in JSON must be valid.
     """

@@ -50,7 +50,7 @@ class Code(Struct, frozen=True):
 
 
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
-    """Return the workload with its script relative to where ranks start, and the code to copy. ConfigError if not.
+    """Return the workload with its script relative to where ranks start, and its code. ConfigError if unfit.
 
     It is raised if a script cannot be started, the folder to copy is too large, or git fails.
     """
@@ -85,7 +85,7 @@ def _below(root: Path, script: Path) -> str:
 
 
 def _listed(root: Path, script: str) -> tuple[Iterable[str], Iterable[str]]:
-    """Return a project's file names and notes on ignored ones; all but hidden without git; none of home or `/`."""
+    """Return a project's file names and notes on ignored ones; all but hidden without git; none of home or ``/``."""
     if projects.is_all(root):
         return (), (f"the rest of {root} (it is more than a project; --project DIR names one)",)
     # Git lists the files of submodules only among those that it tracks.
@@ -95,7 +95,7 @@ def _listed(root: Path, script: str) -> tuple[Iterable[str], Iterable[str]]:
 
 
 def remark(code: Code) -> str:
-    """Return `not copied into the run: ...` with the first names that were left out; empty if none was."""
+    """Return ``not copied into the run: ...`` with the first names that were left out; empty if none was."""
     if not code.left_out:
         return ""
     return f"not copied into the run: {human.listed(code.left_out, SHOWN)}"
@@ -115,7 +115,7 @@ def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]
 
 
 def _ignored(root: Path, script: str) -> Iterator[str]:
-    """Yield `NAME (ignored by git)` for each ignored path of a project, but not for the script or hidden ones."""
+    """Yield ``NAME (ignored by git)`` for each ignored path of a project, but not for the script or hidden ones."""
     for name in git.files(root, "--exclude-standard", "--others", "--ignored", "--directory"):
         path = Path(name)
         if name != script and path.name not in SKIPPED and not any(part.startswith(".") for part in path.parts):
@@ -123,7 +123,7 @@ def _ignored(root: Path, script: str) -> Iterator[str]:
 
 
 def _read(folder: Path, names: Iterable[str], work: str, script: str, *, hint: str) -> Code:
-    """Split names into files to copy below `work` and left-out ones with reasons. ConfigError if it is too much.
+    """Split names into files to copy below ``work`` and left-out ones with reasons. ConfigError if it is too much.
 
     ConfigError with this ``hint`` if it is more than a run copies, also if the script cannot be copied.
     """

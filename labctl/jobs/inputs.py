@@ -21,7 +21,7 @@ RUNS = "runs"
 
 
 def resolve(lab: Lab, workload: Workload) -> Workload:
-    """Return the workload with input paths as container paths. ConfigError if one is missing or not mounted.
+    """Return the workload with input paths as container paths. ConfigError if one is missing or cannot be used.
 
     It is raised for an input that is required and missing, not found, of another kind, or not mounted.
     """
@@ -30,7 +30,7 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
 
 
 def named_models(workload: Workload, place: str) -> Workload:
-    """Return the workload with model inputs such as `facebook/opt-350m` as paths below `place`."""
+    """Return the workload with model inputs such as ``facebook/opt-350m`` as paths below ``place``."""
 
     def located(_: str, value: str, kind: str) -> str:
         """Return the path below ``place`` if the value is the name of a model; else the value."""
@@ -41,7 +41,7 @@ def named_models(workload: Workload, place: str) -> Workload:
 
 
 def _with_paths(workload: Workload, path_of: Callable[[str, str, str], str]) -> Workload:
-    """Return the workload with each given input's path replaced by `path_of(option, path, kind)`."""
+    """Return the workload with each given input's path replaced by ``path_of(option, path, kind)``."""
     arguments = list(workload.arguments)
     for index, option, value, kind in _given(workload):
         path = path_of(option, value, kind)
@@ -100,7 +100,7 @@ def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
 
 
 def _option(argument: str) -> str:
-    """Return an argument's option with `-` for `_`, without its value: `--data-path` of `--data_path=mnist`."""
+    """Return an argument's option with ``-`` for ``_``, without its value: `--data-path` of `--data_path=mnist`."""
     return argument.partition("=")[0].replace("_", "-")
 
 
@@ -132,7 +132,7 @@ def locate(lab: Lab, value: str) -> Path:
 
 
 def cache_of(lab: Lab) -> str:
-    """Return the host path of the folder mounted as `.cache`."""
+    """Return the host path of the folder mounted as ``.cache``."""
     return next(mount.source for mount in lab.mounts if mount.target.endswith("/.cache"))
 
 
@@ -153,7 +153,7 @@ def _lies_in_mount(lab: Lab, path: Path) -> bool:
 
 
 def _problem(path: Path, kind: str) -> str | None:
-    """Return why an input of this kind cannot be used, such as `no such file`; None if it can."""
+    """Return why an input of this kind cannot be used, such as ``no such file``; None if it can."""
     if kind == "path":
         return None if path.exists() else "no such file or directory"
     if kind == "file":

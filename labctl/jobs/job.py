@@ -43,12 +43,12 @@ def render_program(lab: Lab, job: Job) -> File:
 
 
 def run_directory(lab: Lab, run_id: str) -> str:
-    """Return a run's directory in the containers, below `outputs`."""
+    """Return a run's directory in the containers, below ``outputs``."""
     return f"{lab.project_path}/outputs/{run_id}"
 
 
 def prepare_directory(lab: Lab, job: Job) -> str:
-    """Return the container directory of `prepare`: the run's copy of the code, else the workload's folder."""
+    """Return the container directory of ``prepare``: the run's copy of the code, else the workload's folder."""
     work = f"{WORK}/{job.workload.prepare}"
     if any(copy.path == work and copy.root == job.workload.directory.resolve() for copy in job.code):
         return f"{job.directory}/{WORK}"
@@ -175,7 +175,7 @@ THIS_MACHINE = ("localhost", "127.0.0.1")
 
 
 def nodes_of(lab: Lab, names: tuple[str, ...], source: str) -> tuple[Node, ...]:
-    """Return the node for each name: node's, or host's name or address, each once. ConfigError if there is none.
+    """Return the node for each name: a node's, or its host's name or address. ConfigError if none is left.
 
     If a host has several nodes, it is the first that is not named otherwise. ConfigError if no node matches.
     """

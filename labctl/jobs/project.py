@@ -15,7 +15,7 @@ from labctl.system import git
 def choose(
     script: Path | None, *, given: Path | None = None, here: Path | None = None, install: bool = False
 ) -> Project | None:
-    """Return the project that holds a script or `here`, and its start folder; None if none. ConfigError if unfit.
+    """Return the project that holds a script or ``here``, and its start folder; None if none. ConfigError if unfit.
 
     It is ``given``, else the repository, else the script's folder or ``here``, but never the home directory or ``/``.
     Ranks start ``here`` if that is in it, else in the script's folder or, if the project is given, in its root.
@@ -66,7 +66,7 @@ def _given(given: Path, script: Path | None) -> Path:
 
 
 def _root(folder: Path | None) -> Path | None:
-    """Return the git repository that a folder is in, else the folder; None for no folder, home or `/`.
+    """Return the git repository that a folder is in, else the folder; None for no folder, home or ``/``.
 
     What a repository ignores, and the copy that an earlier run had, is no part of it.
     """
@@ -85,5 +85,5 @@ def _is_of_lab(folder: Path) -> bool:
 
 
 def is_all(folder: Path) -> bool:
-    """Tell if a folder is `/`, the home directory, or one above it."""
+    """Tell if a folder is ``/``, the home directory, or one above it."""
     return Path.home().resolve().is_relative_to(folder)

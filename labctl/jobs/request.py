@@ -108,7 +108,7 @@ def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOp
 
 
 def over(before: RunOptions, now: RunOptions) -> RunOptions:
-    """Return `now` with unset options as `before`, except OWN: `--set` merged by key, nodes all of one of them."""
+    """Return ``now`` with unset options of ``before``, except OWN: ``--set`` merged by key, nodes all of one."""
     nodes = ("hostfile", "include", "exclude")
     kept = [key for key in RunOptions.__struct_fields__ if key not in (*OWN, "arguments")]
     if any(getattr(now, key) for key in nodes):
@@ -150,10 +150,7 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
 
 
 def _declared(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
-    """Load a workload of the lab or of a family of external ones. ConfigError if not found, or for program options.
-
-    ConfigError for options that only a program takes which no workload declares.
-    """
+    """Load a workload of the lab or an external family. ConfigError if not found, or for options of programs."""
     if options.module or options.per:
         flag = "-m" if options.module else program.FLAGS[options.per]
         raise ConfigError(f"{flag}: `{name}` is a workload, which names its program itself", hint=f"leave out {name}")
@@ -251,7 +248,7 @@ def latest(directory: Path, workload: str) -> str:
 
 
 def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Config | None:
-    """Return DeepSpeed's configuration, from file or workload, with --set's keys; None if none. ConfigError if bad.
+    """Return DeepSpeed's configuration of file or workload with --set's keys; None if none. ConfigError if unfit.
 
     It is raised if the workload takes none, or a key has no value.
     """
@@ -304,7 +301,7 @@ def build_job(
     *,
     run_id: str = "",
 ) -> Job:
-    """Build a run's job by its options, nothing written; warn of files not copied. ConfigError if unfit or missing.
+    """Build a run's job by its options, nothing written; warn of files not copied. ConfigError if unfit.
 
     ``warn`` is told of files that are not copied. It is also raised for inputs missing on this host.
     """
@@ -331,7 +328,7 @@ def build_job(
 
 
 def job_name(options: RunOptions, nodes: int) -> str:
-    """Return the job's name from the hostfile's name, such as `2xN_batch0001`; else `2xN` for two nodes."""
+    """Return the job's name from the hostfile's name, such as ``2xN_batch0001``; else ``2xN`` for two nodes."""
     name = hostfile.job_name(options.hostfile.name) if options.hostfile else ""
     return name or f"{nodes}xN"
 

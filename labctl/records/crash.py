@@ -54,7 +54,7 @@ class RankFailure(Struct, frozen=True):
 
     @property
     def ended(self) -> str:
-        """Render `WHO on NODE exited with code N`, with the signal if there is one."""
+        """Render ``WHO on NODE exited with code N``, with the signal if there is one."""
         return f"{self.who} on {self.node} exited with code {self.code}{signal_name(self.code)}"
 
     @property
@@ -64,7 +64,7 @@ class RankFailure(Struct, frozen=True):
 
 
 def signal_name(code: int) -> str:
-    """Return a shell exit code's signal, as ` (SIGKILL)`; empty if it is none."""
+    """Return a shell exit code's signal, as `` (SIGKILL)``; empty if it is none."""
     with suppress(ValueError):
         return f" ({signal.Signals(code - 128).name})" if code > 128 else ""
     return ""
@@ -191,7 +191,7 @@ class CrashWatch:
         return "disk-full" if any(map(NO_SPACE.search, searched)) else "rank-crashed"
 
     def gave_up(self) -> str:
-        """Render `WHO: LAST LINE` for the first rank or node whose words give up; empty if none."""
+        """Render ``WHO: LAST LINE`` for the first rank or node whose words give up; empty if none."""
         for who, lines in self._last.items():
             if words := last_words.giving_up(lines):
                 return f"{who}: {words}"

@@ -151,7 +151,7 @@ class Finder:
     # --- bars ------------------------------------------------------------------------------------------------
 
     def _is_evaluation_of_keras(self, part: str, rank: int) -> bool:
-        """Tell if a part is a Keras bar after an epoch's end without `val_`; record an epoch's end."""
+        """Tell if a part is a Keras bar after an epoch's end without ``val_``; record an epoch's end."""
         bar = KERAS.match(part)
         if not bar:
             return False
@@ -169,7 +169,7 @@ class Finder:
         return " ; ".join((head.rstrip(": |"), BAR_RATE.sub("", bar["state"]).partition(",")[2], rest))
 
     def _rate(self, part: str, rank: int, found: Collection[str]) -> Iterator[Match]:
-        """Yield `steps_per_second` of a bar of training; nothing if it has none. Remembers the bar's steps."""
+        """Yield ``steps_per_second`` of a bar of training; nothing if it has none. Remembers the bar's steps."""
         bar = BAR.search(part)
         rate = BAR_RATE.search(bar["state"]) if bar else None
         if not bar or not rate or not float(rate[1]):
@@ -209,10 +209,7 @@ class Finder:
         return name in self._asked or any(known_metrics.stand_in(asked, (name,)) for asked in self._asked)
 
     def reduced(self, hide: Callable[[str], str] = str) -> dict[str, dict[str, Any]]:
-        """Return each metric reduced, with `found`, its format, and `line`, its last text, `hide` applied.
-
-        ``hide`` redacts secrets in a text.
-        """
+        """Return each metric reduced, with ``found``, its format, and ``line``, its last text after ``hide``."""
         return {name: series.reduced(name, hide) for name, series in self.series.items()}
 
 
@@ -226,7 +223,7 @@ def finder_of(workload: Workload) -> Finder | None:
 
 
 def answered(workload: Workload, metrics: Mapping[str, object]) -> Workload:
-    """Return the workload with criteria on metrics found in place of undeclared, unprinted ones, as `train_loss`."""
+    """Return the workload with criteria on found metrics, as ``train_loss``, in place of ones not printed."""
     declared = {metric.name for metric in workload.metrics}
     criteria = []
     for criterion in workload.criteria:

@@ -99,7 +99,7 @@ def follows(words: str) -> bool:
 
 
 def _reason_lines(who: str, written: Iterable[str]) -> list[str]:
-    """Return a rank's own lines, cut after an earlier exception if consequences follow; or those of its children.
+    """Return lines that tell why a rank ended: its own, or if these give no reason, those of another rank.
 
     A program that starts its ranks itself has their lines, too: one that tells a reason of its own comes first, then
     one that a signal ended, then one that lost its peers, as the program itself just tells that one of them failed.
@@ -132,7 +132,7 @@ def _own_reason(lines: list[str]) -> list[str]:
 
 
 def _began(lines: list[str], at: int) -> int:
-    """Return the index where the traceback begins whose message is at `at`; `at` itself if it has none."""
+    """Return the index where the traceback begins whose message is at ``at``; ``at`` itself if it has none."""
     begin = at
     while begin > 0 and (lines[begin - 1][:1].isspace() or TRACEBACK.match(lines[begin - 1])):
         begin -= 1
@@ -244,7 +244,7 @@ def _lines_of(who: str, written: Iterable[str]) -> list[list[str]]:
 
 
 def place(written: Iterable[str], who: str = "") -> str:
-    """Return `FILE:LINE` of the quoted exception's innermost frame outside libraries; empty if there is none."""
+    """Return ``FILE:LINE`` of the quoted exception's innermost frame outside libraries; empty if there is none."""
     lines = _reason_lines(who, written)
     if any(map(FATAL.match, lines)) or _group(lines) or not _exception(lines):
         return ""
@@ -280,7 +280,7 @@ def _exception(lines: list[str]) -> str:
 
 
 def _group(lines: list[str]) -> str:
-    """Return the messages of an exception group that ends the lines, joined by `; `; empty if none does."""
+    """Return the messages of an exception group that ends the lines, joined by ``; ``; empty if none does."""
     begins = next((at for at, line in enumerate(lines) if GROUP.match(line)), len(lines))
     if not lines or "-----" not in lines[-1]:
         return ""

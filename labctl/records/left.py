@@ -13,7 +13,7 @@ UNREACHED: Mapping[str | None, str] = {"node-lost": "it lost a node", "stalled":
 
 
 def unfinished(lab: Path, active: Mapping[str, ActiveRun], among: Iterable[str]) -> dict[str, str]:
-    """Map runs to end before another to reasons: the last if it lost a node or stalled, and orphans `among`.
+    """Map runs to end before another to reasons: the last if it lost a node or stalled, and orphans ``among``.
 
     Ask the backend for ``active`` after ``among`` are known: others may have been launched since.
     """

@@ -45,7 +45,7 @@ class Manifest(Struct, frozen=True):
 
 
 def scan(root: Path, only: Collection[str] | None = None) -> Manifest:
-    """Return a directory's manifest, or of `only` these top names. HostError if unreadable, ConfigError if reserved.
+    """Return a directory's manifest, no compiled Python or sockets. HostError if unreadable, ConfigError if reserved.
 
     ``only``: the names at the top to include; None for all. HostError for an entry that cannot be read, ConfigError for
     a name that is reserved on hosts.
@@ -54,7 +54,7 @@ def scan(root: Path, only: Collection[str] | None = None) -> Manifest:
 
 
 def pick(root: Path, names: Iterable[str]) -> Manifest:
-    """Return the manifest of these files and links below a directory, missing ones left out. Errors as `scan`."""
+    """Return the manifest of these files and links below a directory, missing ones left out. Errors as ``scan``."""
     leaves = frozenset(names)
     parents = chain.from_iterable(PurePosixPath(name).parents for name in leaves)
     folders = frozenset(map(str, parents))
@@ -63,7 +63,7 @@ def pick(root: Path, names: Iterable[str]) -> Manifest:
 
 
 def _read(root: Path, keep: Keep) -> Manifest:
-    """Return the manifest of entries that `keep` accepts. HostError if unreadable, ConfigError if reserved."""
+    """Return the manifest of entries that ``keep`` accepts. HostError if unreadable, ConfigError if reserved."""
     root = root.resolve()
     try:
         entries = tuple(_scan(root, "", keep))
@@ -76,7 +76,7 @@ def _read(root: Path, keep: Keep) -> Manifest:
 
 
 def _scan(root: Path, folder: str, keep: Keep) -> Iterator[Entry]:
-    """Yield entries that `keep` accepts below a folder, sorted, folders first; skip ones just removed. OSError."""
+    """Yield entries that ``keep`` accepts below a folder, sorted, folders first; skip ones just removed. OSError."""
     with os.scandir(root / folder) as entries:
         items = sorted(entries, key=lambda item: item.name)
     for item in items:
@@ -108,7 +108,7 @@ def _file(path: str, place: str) -> Entry:
 
 
 def scan_nodes(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict[str, Manifest]:
-    """Map a node's folder to its manifest for a host, without the launcher's, which only `launcher` adds.
+    """Map a node's folder to its manifest for a host, without the launcher's, which only ``launcher`` adds.
 
     The first node's directory holds the launcher's files and its private key; only the ``launcher``'s host gets them.
     Each is pushed by itself so that the running launcher sees new files: a mount of something below a pushed directory
@@ -132,7 +132,7 @@ def parse(records: Iterator[bytes]) -> tuple[frozenset[str], frozenset[Entry]]:
     """
 
     def paths() -> list[str]:
-        """Return the paths up to the next empty record, without `.current/`."""
+        """Return the paths up to the next empty record, without ``.current/``."""
         names = iter(lambda: next(records, b""), b"")
         return [os.fsdecode(name).removeprefix(".current/") for name in names]
 

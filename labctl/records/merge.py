@@ -52,7 +52,7 @@ class _Stream:
         self._source = source
 
     def read(self, size: int) -> bytes:
-        """Read at most `size` bytes. ReadError once a header's limit is used up."""
+        """Read at most ``size`` bytes. ReadError once a header's limit is used up."""
         data = self._source.read(size)
         if self.left is not None:
             self.left -= len(data)
@@ -130,7 +130,7 @@ class Merge(Struct, dict=True):
             self.found.refused.append(path)
 
     def _place_of(self, path: str) -> str:
-        """Return a path, or below `hosts/HOST/` if its first part is reserved."""
+        """Return a path, or below ``hosts/HOST/`` if its first part is reserved."""
         return self._aside(path) if path.partition("/")[0] in self.reserved else path
 
     def _aside(self, path: str) -> str:

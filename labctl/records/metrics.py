@@ -103,7 +103,7 @@ def read_notes(notes: Pairs, lines: list[str]) -> dict[str, str]:
 
 
 def reduce_values(metrics: Iterable[Metric], values: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """Map metrics to `{value, unit}` or `{first, last}` of values after `skip`; omit metrics without any.
+    """Map metrics to ``{value, unit}`` or ``{first, last}`` of values after ``skip``; omit metrics without any.
 
     nan and infinity, which JSON does not have, are None with a ``note``.
     """
@@ -124,7 +124,7 @@ def _reduce(metric: Metric, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _reduced(reduce: Reduce, values: Sequence[float]) -> float:
-    """Reduce values to one number, which is nan if any value is, except for `first` and `last`."""
+    """Reduce values to one number, which is nan if any value is, except for ``first`` and ``last``."""
     if reduce in ("first", "last"):
         return values[0 if reduce == "first" else -1]
     # With nan, min, max and sorting depend on the order.

@@ -55,7 +55,7 @@ def move(written: Path, record: Path) -> Move:
 
 
 def _folder(result: Move, source: int, into: int, above: str, deep: int) -> None:
-    """Move the entries of a folder, by descriptors, to the record; note what stays; `deep` folders more at most."""
+    """Move the entries of a folder, by descriptors, to the record; note what stays; ``deep`` folders more at most."""
     with os.scandir(source) as entries:
         names = [entry.name for entry in islice(entries, MOST_FILES - result.count + 1)]
     for name in names:
@@ -80,7 +80,7 @@ def _folder(result: Move, source: int, into: int, above: str, deep: int) -> None
 
 
 def _entry(result: Move, name: str, source: int, into: int, path: str, deep: int) -> None:
-    """Move a file, link or folder, and note it in `result` if it stays. OSError if a folder cannot be moved."""
+    """Move a file, link or folder, and note it in ``result`` if it stays. OSError if a folder cannot be moved."""
     if not stat.S_ISDIR(os.lstat(name, dir_fd=source).st_mode):
         if not _file(name, path, source, into):
             result.stayed.append(path)

@@ -30,7 +30,7 @@ def epoch(lowered: str) -> Count | None:
 
 
 def last(lines: Iterable[str]) -> str:
-    """Return the last step or epoch in lines, such as `step 12/100`; empty if there is none."""
+    """Return the last step or epoch in lines, such as ``step 12/100``; empty if there is none."""
     places = pattern().findall("\n".join(lines))
     if not places:
         return ""

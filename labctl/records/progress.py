@@ -28,7 +28,7 @@ class Tracker:
     """
 
     def __init__(self, metrics: Sequence[Metric], finder: Finder | None = None) -> None:
-        """Start without progress; `finder` finds metrics that are not declared."""
+        """Start without progress; ``finder`` finds metrics that are not declared."""
         self._units = {metric.name: metric.unit for metric in metrics}
         self._sampler = Sampler(metrics)
         self._finder = finder
@@ -57,10 +57,7 @@ class Tracker:
         return self._sampler.values
 
     def found(self, hide: Callable[[str], str] = str) -> dict[str, dict[str, Any]]:
-        """Return undeclared metrics found, reduced, with format and a line, `hide` applied; {} without a finder.
-
-        ``hide`` redacts secrets in a line.
-        """
+        """Return undeclared metrics reduced, with format and a line, redacted by ``hide``; {} without a finder."""
         return self._finder.reduced(hide) if self._finder else {}
 
     def read(self, lines: Iterable[Line]) -> list[Sample]:

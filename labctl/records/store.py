@@ -55,7 +55,7 @@ from labctl.system.decode import convert
 def record(
     lab: Lab, settings: Settings, job: Job, versions: dict[str, Any], *, preview: bool = False
 ) -> tuple[File, ...]:
-    """Return job.json, settings.json and versions.json of a run, unwritten; code has no digests if `preview`."""
+    """Return job.json, settings.json and versions.json of a run, unwritten; code has no digests if ``preview``."""
     nodes = [{"name": node.name, "slots": node.slots} for node in job.nodes]
     copies = () if preview else tuple((copy.path, copy.root / copy.name) for copy in job.code)
     described = {
@@ -184,7 +184,7 @@ class DiskFull(RecordError):
 
 
 def new_id(workload: str, now: datetime) -> str:
-    """Return a new run id with time, workload and a random end, `20260102-150405-opt-tiny-3fa2c1`."""
+    """Return a new run id with time, workload and a random end, ``20260102-150405-opt-tiny-3fa2c1``."""
     return f"{now:%Y%m%d-%H%M%S}-{workload.replace('/', '-')}-{secrets.token_hex(3)}"
 
 
@@ -215,7 +215,7 @@ class RunLog:
     """
 
     def __init__(self, path: Path, lab: Lab, workload: Workload, *, over: bool = False) -> None:
-        """Create output, times and metrics files of the record, replacing them if `over`. HostError if not."""
+        """Create output, times and metrics files of the record, or replace them if ``over``. HostError on failure."""
         with files.writing(path / OUTPUT), files.opened(path) as folder:
             if over:
                 for name in (OUTPUT, TIMES, METRICS):
@@ -278,10 +278,10 @@ class RunLog:
         return DiskFull(f"{message}; {human.memory(room.free)} free at {room.filesystem}", hint=hint)
 
     def keep_and_show(self, on_lines: Callable[[Iterable[str]], object]) -> Callable[[Sequence[Line]], Sequence[Line]]:
-        """Return a `keep` that also passes the texts of redacted lines to `on_lines`."""
+        """Return a ``keep`` that also passes the texts of redacted lines to ``on_lines``."""
 
         def keep(lines: Sequence[Line]) -> Sequence[Line]:
-            """Write lines, pass their redacted text to `on_lines` if any, and return them."""
+            """Write lines, pass their redacted text to ``on_lines`` if any, and return them."""
             kept = self.keep(lines)
             if kept:
                 on_lines([line.text for line in kept])
@@ -290,7 +290,7 @@ class RunLog:
         return keep
 
     def _read(self, lines: Sequence[Line]) -> None:
-        """Write the samples of lines, and keep in `lines` those that name ranks or match a note."""
+        """Write the samples of lines, and keep in ``lines`` those that name ranks or match a note."""
         samples = self._tracker.read(lines)
         self._series.write(b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples))
         for line in lines:
@@ -328,7 +328,7 @@ class RunLog:
 
 
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
-    """Redact secrets in logs that ranks wrote, but only in files without another hard link. HostError if not.
+    """Redact secrets in logs that ranks wrote, in files without another hard link. HostError if it fails.
 
     A workload may create anything with such a name: only files without another hard link are changed.
     """
@@ -475,7 +475,7 @@ def _rank_logs(places: Iterable[Path], rank: int) -> list[Path]:
 
 
 def last_lines(path: Path, size: int) -> list[str]:
-    """Return the whole lines in a file's last `size` bytes; none if it is not a file."""
+    """Return the whole lines in a file's last ``size`` bytes; none if it is not a file."""
     try:
         with files.open_regular(path) as stream:
             begin = max(0, stream.seek(0, 2) - size)
@@ -628,7 +628,7 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     """Local time."""
 
     def has(self, run: RunSummary) -> bool:
-        """Tell if a run began at or after `since` and has workload and verdict; an empty field matches any."""
+        """Tell if a run began at or after ``since`` and has workload and verdict; an empty field matches any."""
         # Ids begin with the local time.
         first = f"{self.since:%Y%m%d-%H%M%S}" if self.since else ""
         return run.run_id >= first and self.workload in ("", run.workload) and self.verdict in ("", run.verdict)
@@ -641,13 +641,13 @@ class RunList(Struct, frozen=True):
 
 
 def read(lab: Path, run_id: str) -> ShownRun:
-    """Return a run's summary and result (None without), by id or `latest`. ConfigError for an unknown id."""
+    """Return a run's summary and result (None without), by id or ``latest``. ConfigError for an unknown id."""
     run_id = find(lab, run_id)
     return ShownRun(summary(lab, run_id), read_result(lab, run_id))
 
 
 def find(lab: Path, run_id: str) -> str:
-    """Return the id that an id or `latest` means. ConfigError if there is no such run, with the nearest as hint."""
+    """Return the id that an id or ``latest`` means. ConfigError if there is no such run, with the nearest as hint."""
     if run_id == "latest":
         if not (run_ids := ids(lab)):
             raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
@@ -694,7 +694,7 @@ def read_record(path: Path) -> bytes | None:
 
 
 def state(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> str:
-    """Return `done` with a result, else its state in `active`, else `running` if its lock is held, or `orphaned`."""
+    """Return ``done`` with a result, else its state in ``active``, ``running`` if locked, or ``orphaned``."""
     if os.path.lexists(directory(lab, run_id) / RESULT):
         return "done"
     if run_id in active and active[run_id].state != "lost":
@@ -709,7 +709,7 @@ def lock(lab: Path, run_id: str) -> Path:
 
 
 def purpose(run_id: str) -> str:
-    """Return `run ID`, by which the holder of a lock is named."""
+    """Return ``run ID``, by which the holder of a lock is named."""
     return f"run {run_id}"
 
 
@@ -740,7 +740,7 @@ def ran_within(lab: Path, seconds: float) -> bool:
 
 
 def unknown(lab: Path) -> dict[str, ActiveRun]:
-    """Map runs without a result, which no process here records, to an ActiveRun in state `unknown`."""
+    """Map runs without a result, which no process here records, to an ActiveRun in state ``unknown``."""
     here = {path.stem for path in filelock.held_below(lab / filelock.RUNS)}
     waiting = [run_id for run_id in unjudged(lab) if run_id not in here]
     return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in waiting}
@@ -749,7 +749,7 @@ def unknown(lab: Path) -> dict[str, ActiveRun]:
 def listing(
     lab: Path, limit: int | None = None, active: Mapping[str, ActiveRun] = MappingProxyType({})
 ) -> tuple[RunSummary, ...]:
-    """Return the summaries of the lab's runs, latest first, at most `limit`; `active` as in `state`."""
+    """Return the summaries of the lab's runs, latest first, at most ``limit``; ``active`` as in ``state``."""
     return tuple(summary(lab, run_id, active) for run_id in ids(lab)[:limit])
 
 
@@ -782,7 +782,7 @@ def is_run(lab: Path, run_id: str) -> bool:
 
 
 def backend(lab: Path, run_id: str) -> str:
-    """Return `kubernetes` if a run's record has a place in a cluster, else `docker`."""
+    """Return ``kubernetes`` if a run's record has a place in a cluster, else `docker`."""
     return "kubernetes" if os.path.lexists(directory(lab, run_id) / PLACE) else "docker"
 
 
@@ -792,7 +792,7 @@ def _is_id(name: str) -> bool:
 
 
 def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> RunSummary:
-    """Return a run's summary: from its result if done, else its state, age and nodes; `active` as in `state`."""
+    """Return a run's summary: from its result if done, else its state, age and nodes; ``active`` as in ``state``."""
     result = read_result(lab, run_id)
     fields = ("workload", "verdict", "outcome", "cause", "seconds", "started")
     values: dict[str, Any] = {name: getattr(result, name, None) for name in fields}

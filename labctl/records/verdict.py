@@ -138,18 +138,18 @@ def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionRe
 
 
 def final(metric: Mapping[str, Any]) -> str:
-    """Return the key of a metric's judged number: `value` if it has one, else `last`."""
+    """Return the key of a metric's judged number: ``value`` if it has one, else ``last``."""
     return "value" if "value" in metric else "last"
 
 
 def distance(relative: Relative) -> str:
-    """Render a relative bound's distance, as `5 % below RUN`, or `that of RUN`."""
+    """Render a relative bound's distance, as ``5 % below RUN``, or ``that of RUN``."""
     if not relative.share:
         return f"that of {relative.run}"
     return f"{human.exact(abs(100 * relative.share))} % {'below' if relative.share < 0 else 'above'} {relative.run}"
 
 
 def _list(checks: Iterable[CriterionResult]) -> str:
-    """Render criteria as `CRITERION (was VALUE)`, joined by `; `."""
+    """Render criteria as ``CRITERION (was VALUE)``, joined by ``; ``."""
     shown = ((check.criterion, "undefined" if check.value is None else human.exact(check.value)) for check in checks)
     return "; ".join(f"{criterion} (was {value})" for criterion, value in shown)

@@ -156,7 +156,7 @@ def _effects(groups: Sequence[Group]) -> Iterator[Effect]:
 
 
 def described(compared: Comparison) -> Iterator[tuple[str, list[str]]]:
-    """Yield a heading, `B against A` or empty for a single group, with the effects in words."""
+    """Yield a heading, ``B against A`` or empty for a single group, with the effects in words."""
     for (group, against), effects in groupby(compared.effects, lambda effect: (effect.group, effect.against)):
         yield "" if group == against else f"{group} against {against}", list(map(spread.in_words, effects))
 
@@ -265,7 +265,7 @@ def _document(path: Path) -> Any:
 
 
 def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of a JSON document's values, such as `deepspeed.zero_optimization.stage`; skip null."""
+    """Yield (name, text) of a JSON document's values, such as ``deepspeed.zero_optimization.stage``; skip null."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(f"{name}.{key}".lstrip("."), inner)
@@ -274,7 +274,7 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:
-    """Map each option of the script to its values joined by blanks, `given` without any; the last one counts."""
+    """Map each option of the script to its values joined by blanks, ``given`` without any; the last one counts."""
     option = "arguments"
     values: dict[str, list[str]] = {option: []}
     for argument in arguments[1:]:
@@ -288,7 +288,7 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _code(folder: Path, script: str) -> Iterator[tuple[str, str]]:
-    """Yield `file NAME` and the digest of the script and each code file in a folder; empty if unreadable."""
+    """Yield ``file NAME`` and the digest of the script and each code file in a folder; empty if unreadable."""
     for name in files.walk(folder):
         if name == script or name.endswith(CODE):
             content = store.read_record(folder / name)

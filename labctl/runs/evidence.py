@@ -42,7 +42,7 @@ def write(
     warn: Callable[[str], object],
     witnesses: Callable[[float], Mapping[str, str]] | None = None,
 ) -> None:
-    """Write evidence.tar.gz for a run that did not pass, with `witnesses`' texts; warn if it cannot be written.
+    """Write evidence.tar.gz for a run that did not pass, with ``witnesses``' texts; warn if it cannot be written.
 
     ``witnesses`` returns what hosts and engine saw since a time; without it the archive has the record alone.
     """
@@ -112,7 +112,7 @@ def summary(path: Path, result: Result) -> str:
 
 
 def _clock(time_and_rank: str) -> str:
-    """Render a record's time of a line as HH:MM:SS.mmm; `-` if empty."""
+    """Render a record's time of a line as HH:MM:SS.mmm; ``-`` if empty."""
     when = time_and_rank.partition(" ")[0]
     return f"{datetime.fromtimestamp(float(when)):%H:%M:%S.%f}"[:-3] if when else "-"
 
@@ -184,5 +184,5 @@ def _of_ranks(path: Path) -> dict[str, str]:
 
 
 def _tail(path: Path, size: int = PIECE) -> list[str]:
-    """Return a file's last lines, within its last `size` bytes, each cut to its last LONGEST characters."""
+    """Return a file's last lines, within its last ``size`` bytes, each cut to its last LONGEST characters."""
     return [line[-LONGEST:] for line in store.last_lines(path, size)]

@@ -55,7 +55,7 @@ def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
 def how_it_fits(
     lab: Lab, workload: Workload, limit: int, asked: Hardware, devices: DeviceReport | None
 ) -> fit.FitReport:
-    """Return the memory report of a workload on the lab, or on `asked` hardware. ConfigError if not known.
+    """Return the memory report of a workload on the lab, or on ``asked`` hardware. ConfigError if not known.
 
     ``limit`` is that of a node in bytes, 0 for none; ``devices`` are the lab's, None if they do not matter. The
     memory of other machines than the lab's is what is asked for, or unknown. ConfigError if the workload's is unknown.
@@ -105,7 +105,7 @@ def scripts_of(workload: Workload) -> Iterable[Path]:
 
 
 def node_memory(lab: Lab, nodes: int, limit: int) -> int:
-    """Return the bytes of memory for each of `nodes` nodes, at most `limit` (0: no limit).
+    """Return the bytes of memory for each of ``nodes`` nodes, at most ``limit`` (0: no limit).
 
     Those of one host share what it has: here what is free now, elsewhere what is built in.
     """

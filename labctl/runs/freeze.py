@@ -108,7 +108,7 @@ def differences(lock: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield ((place, name), value) of each fact: `("lab", "packages torch")`, `("worker-1", "image")`."""
+    """Yield ((place, name), value) of each fact: ``("lab", "packages torch")``, ``("worker-1", "image")``."""
     for part, content in document.items():
         if part in WHERE:
             for place, facts in content.items():

@@ -42,7 +42,7 @@ LOST_LAB = "the lab's nodes are gone: its engine was restarted, or they were rem
 
 
 def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], object]) -> Result:
-    """Follow a run to its end, judge and record it; return the result, at once if it has one. LockHeld if taken."""
+    """Follow a run to its end, judge and record it; return the result, known or new. LockHeld if another does."""
     directory = backend.context.directory
     with ExitStack() as held:
         held.enter_context(store.recording(directory, run_id))
@@ -63,7 +63,7 @@ def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], obj
 def conclude(
     backend: Backend, run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime
 ) -> Result:
-    """Write result and evidence of an ended run, delete its data on nodes, warn of unmatched metrics; return it.
+    """Write an ended run's result and evidence, delete its data on nodes, warn of unmatched metrics; return that.
 
     The result of a run whose disk is full is returned if it cannot be written, too; the nodes then keep its data, so
     that a later command writes it.
@@ -205,10 +205,7 @@ def gather(backend: Backend, run_id: str) -> None:
 
 
 def listing(backend: Backend, limit: int | None = None) -> tuple[store.RunSummary, ...]:
-    """Return the lab's run summaries, latest first; judge ended runs, close those whose containers are gone.
-
-    A run whose containers are gone, which nothing can follow any more, is closed.
-    """
+    """Return the lab's run summaries, latest first; judge ended runs, close those whose containers are gone."""
     directory = backend.context.directory
     # Before the nodes are asked: a run that is launched meanwhile is not taken for a lost one.
     unjudged = store.unjudged(directory)
@@ -223,7 +220,7 @@ def listing(backend: Backend, limit: int | None = None) -> tuple[store.RunSummar
 
 
 def _judge_ended(backend: Backend, run_id: str, state: str) -> None:
-    """Judge a run in state `ended`; close an `orphaned` one that may have left processes; else do nothing."""
+    """Judge a run in state ``ended``; close an ``orphaned`` one that may have left processes; else do nothing."""
     if state == "ended":
         judge(backend, run_id, _drop)
     elif state == "orphaned" and backend.leaves_processes(run_id):
@@ -238,7 +235,7 @@ def find(backend: Backend, run_id: str) -> store.ShownRun:
 
 
 def states(backend: Backend, limit: int) -> tuple[store.RunSummary, ...]:
-    """Return the latest `limit` run summaries of the lab; nothing is judged."""
+    """Return the latest ``limit`` run summaries of the lab; nothing is judged."""
     directory = backend.context.directory
     active: Mapping[str, ActiveRun] = backend.active() if store.unjudged(directory) else {}
     return store.listing(directory, limit, active)
@@ -248,7 +245,7 @@ def states(backend: Backend, limit: int) -> tuple[store.RunSummary, ...]:
 
 
 def attach(backend: Backend, run_id: str) -> Result:
-    """Print a run's output to its end and return its result: judge it, or wait for the process that does.
+    """Print a run's output to its end; return its result: judge it, or wait for the process that does. HostError.
 
     HostError if it cannot be followed any more.
     """
@@ -287,7 +284,7 @@ def _require_supervised(backend: Backend, run_id: str) -> None:
 
 
 def stop(backend: Backend, run_id: str, grace: float) -> Result:
-    """Stop a run with `grace` seconds before SIGKILL, judge it and return the result. HostError if it has ended."""
+    """Stop a run with ``grace`` seconds before SIGKILL, judge it and return the result. HostError if it has ended."""
     run = _running(backend, run_id)
     backend.stop(run, grace, f"stopped by {owner()}")
     return _judge_or_wait(backend, run_id)
@@ -339,12 +336,12 @@ def logs(
     rank: int | None = None,
     timestamps: bool = False,
 ) -> None:
-    """Pass a run's redacted output, or one rank's, to `on_line`, with times if asked; `follow` until it ends."""
+    """Pass a run's redacted output, or one rank's, to ``on_line``, with times if asked; ``follow`` until it ends."""
     hides = hidden(backend.settings)
     directory = backend.context.directory
 
     def show(when: float | None, text: str) -> None:
-        """Pass a line, redacted and with its time if asked, to `on_line`."""
+        """Pass a line, redacted and with its time if asked, to ``on_line``."""
         on_line(store.redact(timed(when, text) if timestamps else text, hides))
 
     def show_lines(lines: Sequence[Line]) -> None:
@@ -363,7 +360,7 @@ def logs(
 
 
 def timed(when: float | None, text: str) -> str:
-    """Render `TIME TEXT` in ISO format, or `- TEXT` if the time is unknown."""
+    """Render ``TIME TEXT`` in ISO format, or ``- TEXT`` if the time is unknown."""
     shown = datetime.fromtimestamp(when).astimezone().isoformat(timespec="milliseconds") if when else "-"
     return f"{shown} {text}"
 

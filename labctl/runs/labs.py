@@ -51,7 +51,7 @@ def take_down(
     state: str = "",
     ask: Callable[[str], bool] | None = None,
 ) -> PlanPreview:
-    """End the lab's runs and remove it; return the plan. HostError if `ask` says no to ending runs."""
+    """End the lab's runs and remove it; return the plan. HostError if ``ask`` says no to ending runs."""
     with changing(backend.context, command):
         plan = backend.plan_down(images=images, state=state)
         if runs := warn_of_runs(backend):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def connected(
     context: Context, command: str = "", settings: Settings | None = None, **options: Any
 ) -> Iterator[Backend]:
-    """Connect the backend of the lab in the block. ConfigError if it is no lab or does not support `command`."""
+    """Connect the backend of the lab in the block. ConfigError if it is no lab or lacks ``command``."""
     settings = settings or named_settings(context)
     if command:
         backends.require(settings, command)
@@ -36,7 +36,7 @@ def connected(
 
 @contextmanager
 def docker(context: Context, command: str, settings: Settings | None = None, **options: Any) -> Iterator[Any]:
-    """Connect the Docker backend in the block. ConfigError if the lab's backend does not support `command`."""
+    """Connect the Docker backend in the block. ConfigError if the lab's backend does not support ``command``."""
     with connected(context, command, settings or context.settings(), **options) as backend:
         yield backend
 
@@ -53,7 +53,7 @@ def to_bring_up(context: Context, workload: str) -> Iterator[Backend]:
 
 @contextmanager
 def to_remove(context: Context, *, images: bool) -> Iterator[Backend]:
-    """Connect the backend with drained hosts too, in the block. ConfigError if `images` is not supported."""
+    """Connect the backend with drained hosts too, in the block. ConfigError if ``images`` is not supported."""
     settings = named_settings(context)
     if images:
         backends.require(settings, "down --images")
@@ -138,7 +138,7 @@ def warn_of_environment(context: Context, settings: Settings) -> None:
 
 
 def named_settings(context: Context, *, quiet: bool = False) -> Settings:
-    """Return the lab's settings. ConfigError without .env and LAB_NAME, not checked if `quiet`.
+    """Return the lab's settings. ConfigError without .env and LAB_NAME, not checked if ``quiet``.
 
     ``quiet``: for commands that examine a machine without a lab, too, and give the warnings of its settings themselves.
     """
@@ -179,7 +179,7 @@ def listing(context: Context) -> tuple[RunSummary, ...]:
 
 
 def show(context: Context, run: str) -> ShownRun:
-    """Return a run, by id or `latest`, with its result if it has one; judge it first if it has ended."""
+    """Return a run, by id or ``latest``, with its result if it has one; judge it first if it has ended."""
     from labctl.records import store
     from labctl.runs import judge
 

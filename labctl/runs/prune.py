@@ -18,7 +18,7 @@ class PrunedRuns(Struct, frozen=True):
 
 
 def choose(lab: Path, keep: int) -> PrunedRuns:
-    """Return ids of done runs to remove, all but the latest `keep`, ones being resumed and locked; delete nothing."""
+    """Return done runs to remove, all but the latest ``keep``, resumed and locked ones; delete nothing."""
     needed = {store.job(store.directory(lab, run_id)).resumed.partition("/")[0] for run_id in store.unjudged(lab)}
     ended = [run_id for run_id in store.ids(lab) if store.state(lab, run_id) == "done"]
     candidates = [run_id for run_id in reversed(ended[keep:]) if run_id not in needed]
@@ -27,7 +27,7 @@ def choose(lab: Path, keep: int) -> PrunedRuns:
 
 
 def remove(lab: Path, run_id: str) -> None:
-    """Delete a run's record and outputs, its result last. HostError if it fails or is being recorded."""
+    """Delete a run's record and outputs, its result last. HostError if that fails, LockHeld if it is in use."""
     path = store.directory(lab, run_id)
     with store.recording(lab, run_id):
         if store.outputs(lab, run_id).is_dir():

@@ -90,7 +90,7 @@ class RepeatedRuns(Struct, frozen=True, kw_only=True):
 
 
 def repeated(runs: Sequence[Result], target: str) -> RepeatedRuns:
-    """Return the spread of repeated runs with effects and a conclusion; `target` is what was run."""
+    """Return the spread of repeated runs with effects and a conclusion; ``target`` is what was run."""
     spread, effects = spreads(runs), tuple(within("A", runs))
     return RepeatedRuns(
         runs=tuple(runs), spread=spread, effects=effects, conclusion=conclusion(effects, spread.values(), target)
@@ -191,7 +191,7 @@ def change_of(value: float | None, other: float | None) -> float | None:
 
 
 def in_words(effect: Effect) -> str:
-    """Render an effect, as `throughput: 25 % slower, more than the usual 4 %`; with the run's id if it is one's."""
+    """Render an effect, as ``throughput: 25 % slower, more than the usual 4 %``; with the run's id if it is one's."""
     name = titled(effect.metric, at_end=effect.at_end)
     if effect.change is None:
         return f"{name}: {_quantity(effect.value, effect.unit)} against {_quantity(effect.other, effect.unit)}"
@@ -224,12 +224,12 @@ def conclusion(effects: Collection[Effect], spreads: Iterable[Spread], target: s
 
 
 def titled(metric: str, *, at_end: bool) -> str:
-    """Return a metric's name, with ` at the end` if its value is the last of a series."""
+    """Return a metric's name, with `` at the end`` if its value is the last of a series."""
     return f"{metric} at the end" if at_end else metric
 
 
 def _quantity(value: float | None, unit: str) -> str:
-    """Render a value with its unit; `none` for None."""
+    """Render a value with its unit; ``none`` for None."""
     return "none" if value is None else f"{human.number(value)} {unit}".rstrip()
 
 

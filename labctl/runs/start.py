@@ -112,7 +112,7 @@ def why_not_fit(backend: Backend, run: Run) -> str | None:
 
 
 def ready(backend: Backend, request: Request) -> Run:
-    """Build a run, bring the lab up if it needs another image, and return it checked. DoesNotFit if too large.
+    """Build a run, bring the lab up if it needs another image, check and return it. DoesNotFit if out of memory.
 
     DoesNotFit, HostError or ConfigError for a run that cannot begin.
     """
@@ -201,7 +201,7 @@ def locked(context: Context, run_id: str) -> Iterator[None]:
 
 
 def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Request, Result]:
-    """Bring the lab up and run a failed run again; if the lab stays down, warn and return the old result.
+    """Bring the lab up and run a failed run again; if it stays down, warn; return no retries and the old result.
 
     If the lab does not come up, that is a warning and the last retry.
     """
@@ -216,7 +216,7 @@ def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Reques
 
 
 def _recover(backend: Backend, request: Request, ended: Result) -> RunOptions:
-    """Bring the lab up, without lost nodes if the workload is elastic; return a retry's options. HostError if not.
+    """Bring the lab up, without lost nodes if the workload is elastic; return a retry's options. HostError if down.
 
     HostError if the lab does not come up.
     """

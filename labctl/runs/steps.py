@@ -40,7 +40,7 @@ class RunDeployment:
         return self.backend.context
 
     def host_of(self, error: HostError) -> str:
-        """Return the node that an error names, `local` if it names none."""
+        """Return the node that an error names, ``local`` if it names none."""
         return error.node or HERE
 
 

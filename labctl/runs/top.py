@@ -99,7 +99,7 @@ class Observer:
         )
 
     def _state(self, progress: Progress) -> str:
-        """Return `ended`, `waiting` if it waits for nodes and printed nothing yet, else `running`."""
+        """Return ``ended``, ``waiting`` if it waits for nodes and printed nothing yet, else ``running``."""
         if self.ended:
             return "ended"
         return "waiting" if self._active.waits and progress.last_line is None else "running"
@@ -119,7 +119,7 @@ class Observer:
         return self.view()
 
     def watch(self, show: Callable[[RunView], bool]) -> RunView:
-        """Pass views to `show` until the run ends or `show` returns False; return the last view.
+        """Pass views to ``show`` until the run ends or ``show`` returns False; return the last view.
 
         ``show`` waits between two states.
         """
