@@ -401,7 +401,7 @@ def run_logs(
 
 
 def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None = None) -> RunView:
-    """Return a view of a running run (default: latest); with ``show``, one a second until it ends or ``show`` says no."""
+    """Return a view of a running run (default: latest); with ``show``, pass one a second to it until either ends."""
     from labctl.runs import top as runs_top
 
     with connected(context, "top") as backend:

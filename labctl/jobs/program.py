@@ -84,7 +84,7 @@ def text(options: RunOptions) -> str:
 
 
 def per(options: RunOptions) -> Per:
-    """Return ``rank``, ``node`` or ``once``, by the options or the program's name. ConfigError for mpirun and alike."""
+    """Return ``rank``, ``node`` or ``once``, by options or the program's name. ConfigError for mpirun and alike."""
     if options.per:
         return options.per
     command = options.command
