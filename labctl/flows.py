@@ -263,7 +263,7 @@ def plan_run(context: Context, name: str, options: RunOptions, ask: Ask | None =
 
 
 def repeat(context: Context, name: str, options: RunOptions, count: int, ask: Ask | None = None) -> RepeatedRuns:
-    """Run a workload ``count`` times in turn, and return how its metrics spread; stop after an interrupted run."""
+    """Run a workload ``count`` times, or to an interrupted run; return the spread. ConfigError with --resume."""
     from labctl.jobs import program
     from labctl.runs.spread import repeated
 
@@ -509,7 +509,7 @@ def shell(context: Context, node: str, *, terminal: bool) -> int:
 
 
 def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere: bool, terminal: bool) -> int:
-    """Run a command in a node, on several (``a,b``) or all workers; return its exit code. ConfigError for both."""
+    """Run a command in a node, several (``a,b``) or all workers; return its exit code. ConfigError for both."""
     from labctl.model import LAUNCHER
 
     if everywhere and node != LAUNCHER:

@@ -153,7 +153,7 @@ class Trial:
         return "" if self.check.nodes == "all" else node
 
     def judged_by_others(self) -> list[Limit]:
-        """Return metrics that some node has no constant bound for and that are not all 0; none of one node."""
+        """Return metrics, not all 0, that some node has no constant bound for; [] if nodes are not compared."""
         if not self.compared or len(self.nodes) < 2:
             return []
         unbounded = (limit for limit in self.check.limits if not all(map(partial(self.is_bounded, limit), self.nodes)))

@@ -282,7 +282,7 @@ def carry_out(
     *,
     parallel: int = 0,
 ) -> Batch:
-    """Run a batch's open jobs by ``run``, ``show`` each change; return the batch; on Ctrl-C ``stop`` and raise.
+    """Run a batch's open jobs by ``run``, ``show`` each change; return the batch; on Ctrl-C call ``stop``, raise.
 
     ``run`` runs one job to its end and passes the job to its second argument once the run has an id. After Ctrl-C,
     ``stop`` gets the ids of the running runs and KeyboardInterrupt is raised once they have ended. ``show`` gets the
@@ -447,10 +447,7 @@ def default_directory(directories: tuple[Path, ...], workload: str) -> Path:
 
 
 def next_directory(path: Path, *, resume: bool) -> Path:
-    """Return ``path-N`` of the last recorded batch; the next number if that is complete and ``resume`` is not set.
-
-    With ``resume``, or if the last batch is incomplete, it is that batch's directory.
-    """
+    """Return the directory of the last batch, ``path-N``; the next free if that is complete and not ``resume``."""
 
     def numbered(number: int) -> Path:
         return path.with_name(f"{path.name}-{number}") if number > 1 else path

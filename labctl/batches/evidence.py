@@ -126,7 +126,7 @@ def error_per_test(nodes: int, figures: int) -> float:
 def evidence(wins: Iterable[tuple[bool, float]]) -> float:
     """Return the evidence, 1.0 without rounds, that a node wins too often, given (won, N) per round.
 
-    That is the number of nodes that could win, if all are measured alike. 1.0 without rounds.
+    N is the number of nodes that could win, if all are measured alike.
     """
     logs = [math.log(weight) for _, weight in WINS]
     for won, many in wins:

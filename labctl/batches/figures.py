@@ -112,7 +112,7 @@ def bounds(
 def _before(
     baseline: Baseline, check: Check, metric: str, nodes: Sequence[str], hosts: Mapping[str, str]
 ) -> float | None:
-    """Return a check's baseline value for the same nodes and hosts, or as many nodes; None if it changed."""
+    """Return a check's baseline value for the same nodes and hosts, or as many nodes; None if any has changed."""
     if baseline.checks.get(check.name) != digest(check):
         return None
     everyone = check.nodes == "all"

@@ -156,7 +156,7 @@ class _Search:
         return None
 
     def diagnosis(self, note: str) -> Diagnosis:
-        """Build the diagnosis of the runs so far; nodes that are bad only where none was good are unsure."""
+        """Build the diagnosis of the runs so far; if no run was good, failing nodes are unsure, not bad."""
         verdicts = {node: self.verdict(node) for node in self.nodes}
         unsure = [
             node

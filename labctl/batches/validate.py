@@ -587,7 +587,7 @@ def _hook_failure(part: str, result: CompletedProcess) -> str:
 
 
 def _doubted(trial: Trial, verdicts: Mapping[str, Verdict]) -> list[str]:
-    """Return bad nodes whose shared limit or workload is suspect: all are bad, or most miss a bound alone."""
+    """Return bad nodes whose shared limit or workload is suspect: all are bad, or most miss a bound alone; or []."""
     bad = [node for node, verdict in verdicts.items() if verdict == "bad"]
     if len(bad) == len(verdicts):
         return bad if len(bad) > 1 else []

@@ -165,7 +165,7 @@ def sizes_table(evaluation: Evaluation) -> str:
 
 
 def worst_nodes(evaluation: Evaluation) -> str:
-    """Render a table of failed nodes, or the LOWEST ones; empty for fewer than two nodes, none failed."""
+    """Render a table of the LOWEST worst nodes, or all failed up to NODES; empty for one node that passed."""
     nodes = evaluation.nodes
     failed = [node for node in nodes if node.status == "FAIL"]
     if len(nodes) < 2 and not failed:

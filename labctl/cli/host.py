@@ -79,7 +79,7 @@ def asking() -> Callable[[str], bool]:
 
 
 def findings_text(findings: tuple[Finding, ...]) -> str:
-    """Render a table of all findings, then impact and fix of those that are not ok, and of `--fix` if any."""
+    """Render a table of findings, impact and fix of each that is not ok, and a hint on --fix if it applies."""
     rows = [(finding.level, finding.code, finding.node, finding.summary) for finding in findings]
     wrong = [finding for finding in findings if finding.level != "ok"]
     advice = [f"\n{finding.code} {finding.node}: {finding.impact}\n  fix: {finding.fix}" for finding in wrong]

@@ -167,7 +167,7 @@ def is_safe(character: str, kept: str) -> bool:
 
 
 def program_text(text: str, stream: TextIO, mark: str = "") -> str:
-    """Return output for a terminal: a mark before each line, no escapes but colors; unchanged if it is none."""
+    """Return output for a terminal, a mark before each line, no escapes but colors; unchanged for other streams."""
     if not stream.isatty():
         return text
     return "\n".join(mark + shown_line(line, mark) for line in text.split("\n"))
@@ -201,7 +201,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def figure(metric: Mapping[str, Any], key: str = "value") -> str:
-    """Format a metric's value under ``key``; if it is missing, its note or ``-``, and text unchanged."""
+    """Return a metric's value under ``key`` as text, a number formatted; its note or ``-`` if it is missing."""
     value = metric.get(key)
     if isinstance(value, int | float):
         return human.number(value)

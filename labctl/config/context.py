@@ -116,7 +116,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 def find_lab(directory: Path, environ: Mapping[str, str]) -> Path:
-    """Return the nearest directory upwards whose .env sets LAB_NAME, else ``directory``. ConfigError if another's.
+    """Return the nearest directory upwards with LAB_NAME in .env, else ``directory``. ConfigError if not the user's.
 
     Code below a lab directory may have a .env of its own. ConfigError for a .env that others own: in a
     directory that others can write to, it would decide on which hosts and in which containers a command runs.

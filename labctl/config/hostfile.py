@@ -65,7 +65,7 @@ def select(
     """Return nodes and slots that --include or --exclude leaves. ConfigError for both, unknown ones or none left.
 
     In DeepSpeed's syntax (parse_inclusion_exclusion in deepspeed/launcher/runner.py): ``worker-0@worker-1:0,2`` is all
-    of worker-0 and two slots of worker-1. ConfigError for both options, unknown nodes or slots, or no slots left.
+    of worker-0 and two slots of worker-1.
     """
     if include and exclude:
         raise ConfigError("use either --include or --exclude")

@@ -35,7 +35,7 @@ class Marker(Struct, frozen=True):
 
 
 def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Workload, str]:
-    """Return the workload with the argument to resume from a run, and its checkpoint's name. ConfigError if none.
+    """Return the workload with the argument to resume a run, and its checkpoint's name. ConfigError if it cannot.
 
     It is raised if the workload does not declare how to resume, the run has no complete checkpoint, or the number of
     ranks differs.

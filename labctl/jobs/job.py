@@ -157,7 +157,7 @@ def choose(
 ) -> tuple[tuple[Node, tuple[int, ...]], ...]:
     """Return nodes with slot numbers of entries, or all, after --include or --exclude. ConfigError if unknown.
 
-    An entry without slots has all of its node. ConfigError if the lab does not have a node or slot.
+    An entry without slots has all of its node.
     """
     by_name = {node.name: node for node in lab.nodes}
     meant = nodes_of(lab, tuple(name for name, _ in entries), source)
@@ -177,7 +177,7 @@ THIS_MACHINE = ("localhost", "127.0.0.1")
 def nodes_of(lab: Lab, names: tuple[str, ...], source: str) -> tuple[Node, ...]:
     """Return the node for each name: a node's, or its host's name or address. ConfigError if none is left.
 
-    If a host has several nodes, it is the first that is not named otherwise. ConfigError if no node matches.
+    If a host has several nodes, it is the first that is not named otherwise.
     """
     nodes = {node.name: node for node in lab.nodes}
     free = [node for node in lab.nodes if node.name not in names]

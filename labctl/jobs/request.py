@@ -108,7 +108,7 @@ def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOp
 
 
 def over(before: RunOptions, now: RunOptions) -> RunOptions:
-    """Return ``now`` with unset options of ``before``, except OWN: ``--set`` merged by key, nodes all of one."""
+    """Return ``now`` with unset options of ``before``, except OWN; ``--set`` merged by key, nodes not merged."""
     nodes = ("hostfile", "include", "exclude")
     kept = [key for key in RunOptions.__struct_fields__ if key not in (*OWN, "arguments")]
     if any(getattr(now, key) for key in nodes):

@@ -58,7 +58,7 @@ class InUse(LaunchError):
 
 
 def in_use(runs: Iterable[ActiveRun]) -> InUse:
-    """Return an InUse error, not raised, that names the nodes and the runs that use them; `runs` is not empty."""
+    """Return an InUse error, not raised, that names the nodes and the runs that use them."""
     first, *_ = users = tuple(runs)
     message = "; ".join(f"{', '.join(run.nodes)}: in use by run {run.id} ({run.owner}, {since(run)})" for run in users)
     return InUse(message, hint=f"--wait waits for it; `labctl stop {first.id}` ends it")

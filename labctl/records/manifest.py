@@ -47,8 +47,7 @@ class Manifest(Struct, frozen=True):
 def scan(root: Path, only: Collection[str] | None = None) -> Manifest:
     """Return a directory's manifest, no compiled Python or sockets. HostError if unreadable, ConfigError if reserved.
 
-    ``only``: the names at the top to include; None for all. HostError for an entry that cannot be read, ConfigError for
-    a name that is reserved on hosts.
+    ``only``: the names at the top to include; None for all.
     """
     return _read(root, lambda _, path: only is None or path.partition("/")[0] in only)
 
@@ -76,7 +75,7 @@ def _read(root: Path, keep: Keep) -> Manifest:
 
 
 def _scan(root: Path, folder: str, keep: Keep) -> Iterator[Entry]:
-    """Yield entries that ``keep`` accepts below a folder, sorted, folders first; skip ones just removed. OSError."""
+    """Yield entries that ``keep`` accepts below a folder, sorted, each folder first. OSError if unreadable."""
     with os.scandir(root / folder) as entries:
         items = sorted(entries, key=lambda item: item.name)
     for item in items:

@@ -351,7 +351,7 @@ def _matching(path: Path, folder: int, pattern: list[str]) -> Iterator[tuple[Pat
 
 
 def _redact_log(path: Path, parent: int, hidden: tuple[Secret, ...]) -> None:
-    """Redact a log if it holds a secret and is a regular file with one link; do nothing otherwise. HostError."""
+    """Redact a log if it holds a secret and is a regular file with one link. HostError if it cannot be written."""
     try:
         log = files.open_regular(path.name, parent)
     except OSError:
@@ -444,10 +444,7 @@ def final_result(lab: Lab, result: Result) -> Result:
 
 
 def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[float | None, str]]:
-    """Yield time (None if unknown) and text of a run's lines, or one rank's. ConfigError for a rank without a log.
-
-    The time is in seconds since 1970; None if not recorded. It is raised for a rank without a log.
-    """
+    """Yield time (or None) and text of each line of a run, or of one rank. ConfigError for a rank without a log."""
     path = directory(lab, run_id)
     logs = [path / OUTPUT]
     if rank is not None:

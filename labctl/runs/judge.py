@@ -63,7 +63,7 @@ def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], obj
 def conclude(
     backend: Backend, run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime
 ) -> Result:
-    """Write an ended run's result and evidence, delete its data on nodes, warn of unmatched metrics; return that.
+    """Write an ended run's result and evidence, delete its data on nodes; return the result. HostError on failure.
 
     The result of a run whose disk is full is returned if it cannot be written, too; the nodes then keep its data, so
     that a later command writes it.
@@ -245,10 +245,7 @@ def states(backend: Backend, limit: int) -> tuple[store.RunSummary, ...]:
 
 
 def attach(backend: Backend, run_id: str) -> Result:
-    """Print a run's output to its end; return its result: judge it, or wait for the process that does. HostError.
-
-    HostError if it cannot be followed any more.
-    """
+    """Print a run's output to its end; judge it, or wait for the process that does. HostError without a result."""
     context = backend.context
     if result := store.read_result(context.directory, run_id):
         logs(backend, run_id, context.line, follow=False)

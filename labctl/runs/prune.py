@@ -18,7 +18,7 @@ class PrunedRuns(Struct, frozen=True):
 
 
 def choose(lab: Path, keep: int) -> PrunedRuns:
-    """Return done runs to remove, all but the latest ``keep``, resumed and locked ones; delete nothing."""
+    """Return done runs to remove (not the latest ``keep``, resumed, locked ones), and how many stay; delete none."""
     needed = {store.job(store.directory(lab, run_id)).resumed.partition("/")[0] for run_id in store.unjudged(lab)}
     ended = [run_id for run_id in store.ids(lab) if store.state(lab, run_id) == "done"]
     candidates = [run_id for run_id in reversed(ended[keep:]) if run_id not in needed]

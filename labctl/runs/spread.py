@@ -141,7 +141,7 @@ def within(group: str, results: Sequence[Result]) -> Iterator[Effect]:
 
 
 def between(name: str, group: str, against: str, groups: Mapping[str, Mapping[str, Spread]]) -> Effect:
-    """Return a metric's effect of a group against another, judged by the spread of all groups; None if missing."""
+    """Return a metric's effect of a group against another, judged by all groups' spread; unjudged if one lacks it."""
     spread, other = groups[group].get(name), groups[against].get(name)
     recorded = [metric for metric in (spread, other) if metric]
     effect = Effect(
@@ -160,7 +160,7 @@ def between(name: str, group: str, against: str, groups: Mapping[str, Mapping[st
 
 
 def usual_difference(samples: Iterable[Sequence[float]], count: int, other: int) -> float | None:
-    """Return the 99 % bound of the difference of two means' logarithms; None without three like runs.
+    """Return the 99 % bound of two means' difference of logarithms; None if no sample has FEWEST values.
 
     ``samples`` are the figures of runs with the same settings; those of three or more tell it, if all are above 0.
     """

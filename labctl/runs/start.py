@@ -76,7 +76,7 @@ def launch(backend: Backend, request: Request) -> RunSummary:
 
 
 def preview_run(backend: Backend, request: Request) -> PlanPreview:
-    """Return a run's plan, after plans to bring the lab up if needed, changing nothing. HostError, ConfigError."""
+    """Return a run's plan, after plans to bring the lab up if needed; change nothing. HostError if it cannot fit."""
     new = begin(backend, request, datetime.now().astimezone(), preview=True)
     if reason := why_not_fit(backend, new):
         raise HostError(reason, hint=f"labctl fit {new.job.workload.name}")
@@ -112,7 +112,7 @@ def why_not_fit(backend: Backend, run: Run) -> str | None:
 
 
 def ready(backend: Backend, request: Request) -> Run:
-    """Build a run, bring the lab up if it needs another image, check and return it. DoesNotFit if out of memory.
+    """Build a run, bring the lab up if it needs another image, check and return it. DoesNotFit if memory is short.
 
     DoesNotFit, HostError or ConfigError for a run that cannot begin.
     """
@@ -201,10 +201,7 @@ def locked(context: Context, run_id: str) -> Iterator[None]:
 
 
 def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Request, Result]:
-    """Bring the lab up and run a failed run again; if it stays down, warn; return no retries and the old result.
-
-    If the lab does not come up, that is a warning and the last retry.
-    """
+    """Bring the lab up and run a failed run again; if it stays down, warn; return no retries and the old result."""
     try:
         options = _recover(backend, request, ended)
     except HostError as error:
@@ -216,10 +213,7 @@ def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Reques
 
 
 def _recover(backend: Backend, request: Request, ended: Result) -> RunOptions:
-    """Bring the lab up, without lost nodes if the workload is elastic; return a retry's options. HostError if down.
-
-    HostError if the lab does not come up.
-    """
+    """Bring the lab up, without lost nodes if the workload is elastic; return retry options. HostError if down."""
     context, workload, options = backend.context, request.workload, request.options
     context.notice(f"run {ended.run_id} has ended: {ended.cause}: {ended.message}; the lab is brought up again")
     try:
