@@ -205,7 +205,7 @@ class Trial:
         return first.passed and all(bound.holds(first.value(metric)) for metric, bound in bounds)
 
     def verdict(self, node: str) -> Verdict:
-        """Return a node's worst verdict: bad if runs fail or give no number, unsure if the last one failed."""
+        """Return a node's worst verdict by all metrics: bad if it failed twice or gave no number."""
         jobs = self.runs[node]
         if node in self.failing() or (jobs[-1].passed and self.without_number(node)):
             return "bad"

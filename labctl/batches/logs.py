@@ -63,7 +63,7 @@ def compile_pattern(text: str) -> re.Pattern[bytes]:
 
 
 def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
-    """Read the runs of a directory: from its batch record if it has one, else from its ``*.log`` files.
+    """Return the runs of a directory, by its batch record or else its ``*.log`` files. ConfigError if there are none.
 
     ``pattern`` replaces THROUGHPUT. ConfigError if the directory does not exist or has no runs.
     """

@@ -27,7 +27,7 @@ HOSTS = ".lab/hosts.env"
 
 
 def with_hosts(context: Context) -> Context:
-    """Write MASTER_IP and MEMBER_IPS to a file and return the context with LAB_HOSTS set to it, unless it is set.
+    """Write MASTER_IP and MEMBER_IPS to a file; return the context with LAB_HOSTS as it, unchanged if that is set.
 
     Later commands can be given the file. HostError if it cannot be written.
     """

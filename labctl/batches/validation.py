@@ -92,7 +92,7 @@ def brings_nodes(settings: Settings) -> bool:
 
 
 def nodes_of(backend: Backend) -> LabStatus:
-    """Return a cluster's nodes that are not drained as workers: running, or with the reason they are unusable."""
+    """Return a cluster's status: nodes that are not drained, as workers, running or with why they are unusable."""
     lab, unusable, drained = backend.lab(), backend.unusable(), inventory.drained(backend.context.directory)
     devices = () if lab.accelerator == CPU else (lab.accelerator,)
     nodes = tuple(

@@ -123,7 +123,7 @@ def _left_out(message: str, project: Project | None) -> str:
 
 
 def _missing_module(message: str) -> str:
-    """Return the LAB_PACKAGES line for a Python module that the message misses; else empty."""
+    """Return advice if the message misses a Python module: LAB_PACKAGES, or mounts; else empty."""
     match = re.search(NO_MODULE, message)
     if not match:
         return ""
@@ -138,7 +138,7 @@ def _missing_module(message: str) -> str:
 
 
 def _missing_path(message: str) -> str:
-    """Return the LAB_MOUNTS line for a path that the message says is missing; else empty."""
+    """Return advice if the message says a path is missing: mount it by LAB_MOUNTS; else empty."""
     match = re.search(NOT_FOUND, message)
     if not match:
         return ""

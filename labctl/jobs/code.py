@@ -50,7 +50,7 @@ class Code(Struct, frozen=True):
 
 
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
-    """Return the workload with its script relative to where ranks start, and its code. ConfigError if unfit.
+    """Return the workload with its script relative to the start folder, and code to copy. ConfigError if unfit.
 
     It is raised if a script cannot be started, the folder to copy is too large, or git fails.
     """

@@ -36,7 +36,7 @@ def choose(
 
 
 def remark(chosen: Project | None, *, script: Path | None, here: Path | None) -> str:
-    """Return a note if nothing is copied or the project is less than its repository; empty otherwise."""
+    """Return a note if nothing is copied for a module or command, or git ignores the folder; empty otherwise."""
     folder = script.resolve().parent if script else here and here.resolve()
     if folder is None:
         return ""

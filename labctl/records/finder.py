@@ -192,7 +192,7 @@ class Finder:
     # --- series ----------------------------------------------------------------------------------------------
 
     def _keep(self, match: Match, part: str, rank: int) -> bool:
-        """Add a value to its series, a lower rank's in place of a higher one's; return False if not wanted."""
+        """Add a value to its series, which a lower rank takes over; return False if unwanted or of a higher rank."""
         name = match.name
         if name in self._declared or (self._only_asked and not self._is_asked(name)):
             return False

@@ -266,7 +266,7 @@ def _message_at(lines: list[str]) -> int | None:
 
 
 def _exception(lines: list[str]) -> str:
-    """Return the last exception's message with following lines joined; empty if too many or none."""
+    """Return the last exception's message, its lines joined; empty without a traceback, or if it is too long."""
     message = _message_at(lines)
     if message is None:
         return ""

@@ -106,7 +106,7 @@ class Tracker:
         self._steps = steps or self._steps
 
     def progress(self) -> Progress:
-        """Return the progress so far; safe to call from other threads."""
+        """Return step, steps, last metrics, seconds per step and seconds left so far; safe in any thread."""
         intervals = list(self._intervals)
         each = median(intervals) if intervals else None
         seen = self._source < len(SOURCES)

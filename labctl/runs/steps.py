@@ -73,7 +73,7 @@ class StageRun(Step, frozen=True, kw_only=True):
         return f"write {record} to runs/{self.run_id}, and {needed} to {naming.OUTPUTS}/{self.run_id}"
 
     def do(self, deployment: RunDeployment) -> None:
-        """Create the run's record and outputs, and open its log until the deployment is over."""
+        """Create the run's record and outputs, open its log until the deployment is over, and announce the run."""
         run = deployment.run
         deployment.began = time.monotonic()
         store.create(run.lab, self.run_id, self.job, self.record, self.code)
