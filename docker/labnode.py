@@ -974,8 +974,10 @@ class Steps:
 
     @property
     def last(self) -> str:
-        """The last step that was printed, as ``step 12/100``; empty without one."""
-        return render_step(*self._last) if self._last[1] else ""
+        """The step of the rank that is furthest, as ``step 12/100``; empty without one."""
+        kind, number, count = self._last
+        numbers = (each for (_, other), (each, _) in [*self._at.items()] if other == kind.lower())
+        return render_step(kind, max(numbers, key=float, default=number), count) if number else ""
 
     @property
     def silent(self) -> float:

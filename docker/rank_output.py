@@ -27,6 +27,8 @@ AT_ONCE, MOST_LINES = 4096, 128
 # Bytes of a line that every launcher passes on whole: of a longer one it gets the beginning, and the log all. pdsh cuts
 # lines at 128 KiB.
 LONGEST = 120_000
+# Seconds after which an unfinished line that has grown, as by the dots of a test suite, is printed as far as it is.
+WORDLESS = 10
 # Seconds between two looks at the launcher, and after its end until its rank must have ended.
 LOOK, ENDING = 1, 2
 LONG = re.compile(rb"[^\n]{%d,}" % AT_ONCE)
@@ -45,6 +47,8 @@ class Output:
         self._size = 0
         """Bytes of the unfinished line in ``_partial``, or of one too long to keep, whose beginning was printed."""
         self._bar_printed = 0.0
+        self._line_began = 0.0
+        """Time of the first text of the unfinished line."""
         self._log = -1
         try:
             self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -65,9 +69,11 @@ class Output:
         end = text.rfind(b"\n") + 1
         if end:
             lines, self._partial = b"".join((*self._partial, text[:end])), [text[end:]]
-            self._size = len(text) - end
+            self._size, self._line_began = len(text) - end, time.monotonic()
             self._print(lines, self._mark)
             return
+        if not self._size:
+            self._line_began = time.monotonic()
         self._partial.append(text)
         self._size += len(text)
         # A progress bar, redrawn after carriage returns, is printed as a line each second.
@@ -75,8 +81,16 @@ class Output:
             text = b"".join(self._partial)
             end = text.rfind(b"\r")
             self._partial, self._bar_printed = [text[end:]], time.monotonic()
-            self._size = len(text) - end
+            self._size, self._line_began = len(text) - end, time.monotonic()
             self._print(text[:end] and text[:end] + b"\n", self._mark)
+
+    def show_unfinished(self) -> None:
+        """Print an unfinished line that is WORDLESS seconds old; what follows is printed as another line."""
+        if 0 < self._size <= LONGEST and time.monotonic() >= self._line_began + WORDLESS:
+            text = b"".join(self._partial)
+            self._partial, self._size = [], 0
+            write(self._log, text)
+            self._send(text + b"\n", self._mark)
 
     def _add_to_long(self, text: bytes) -> None:
         """Log a part of a line that is too long; of its first part, print the first LONGEST bytes."""
@@ -217,6 +231,7 @@ def pump(output: Output, reports: int, parent: Parent) -> None:
         if time.monotonic() >= looked + LOOK:
             looked = time.monotonic()
             output.report(parent.report())
+            output.show_unfinished()
         if not ready:
             continue
         if reports not in ready:

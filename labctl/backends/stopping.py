@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from labctl.jobs.job import GRACE
@@ -52,14 +52,18 @@ class RunStopper:
 
 
 @contextlib.contextmanager
-def interrupts(stop: RunStopper) -> Iterator[None]:
-    """Stop the run on INT and TERM in the block, a second one kills it; HUP ends this process alone."""
+def interrupts(stop: RunStopper, notice: Callable[[str], object]) -> Iterator[None]:
+    """Stop the run on INT and TERM in the block, with a notice; a second one kills it; HUP ends this process alone."""
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         """Note ``interrupted`` and end the run; if it was interrupted before, kill it."""
         stop.asked.set()
         if stop.cause == "interrupted":
             threading.Thread(target=stop.end, args=(0,), daemon=True).start()
+        else:
+            # A handler must not print: it may interrupt a print.
+            text = f"the run is being stopped, in {GRACE} s at most; Ctrl-C again kills it"
+            threading.Thread(target=notice, args=(text,), daemon=True).start()
         stop.because("interrupted", f"stopped by {signal.Signals(number).name}")
 
     # HUP ends this process at once, as KILL does: the agent ends the run unless it is followed again in time.

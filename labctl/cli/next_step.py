@@ -36,6 +36,12 @@ STEPS = (
         r" (?:an? )?(?:[\w-]+ )?(?:gpu|accelerator)|gpu is (?:needed|required)",
         "`labctl devices` lists the lab's accelerators: one on CPUs alone has none, and LAB_ACCELERATOR chooses them",
     ),
+    (
+        r"Unable to find address for: |connectFullMesh failed .*remote=\[127\.0\.0\.1\]",
+        "GLOO_SOCKET_IFNAME names an interface that does not lead to the other nodes: without "
+        "LAB_ENV_GLOO_SOCKET_IFNAME labctl sets the one that does; `labctl shell worker-0 -- ls /sys/class/net` lists "
+        "those of a node",
+    ),
     ("Read-only file system", "write to the current directory, which is the run's own, or to $LABCTL_RUN_DIR"),
     (
         r"insufficient shared memory|/dev/shm|</torch_\d+",
@@ -106,6 +112,8 @@ def _left_out(message: str, project: Project | None) -> str:
     match = re.search(LEFT_OUT, message)
     if not (match and project):
         return ""
+    if place := _other_place(match[1], project):
+        return place
     repository = git.root(project.root)
     if not repository:
         return ""
@@ -120,6 +128,15 @@ def _left_out(message: str, project: Project | None) -> str:
         f"{path} is not in the run, as .gitignore leaves it out: take it out there, or mount it, "
         f"LAB_MOUNTS={mount} in .env, then `labctl up`, and name it below /data"
     )
+
+
+def _other_place(name: str, project: Project) -> str:
+    """Return how to name a missing file from where ranks start, if it was named from beside the project; else empty."""
+    inside = name.removeprefix(f"{project.root.name}/")
+    start = project.root / project.start
+    if inside == name or not (project.root / inside).exists():
+        return ""
+    return f"ranks start in {start}: name it {os.path.relpath(project.root / inside, start)}"
 
 
 def _missing_module(message: str) -> str:

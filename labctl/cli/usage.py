@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 
 ELSEWHERE = {
@@ -20,6 +21,9 @@ ELSEWHERE = {
 }
 """labctl's command for commands of Docker, Compose and batch systems."""
 
+PROGRAMS = ("accelerate", "bash", "deepspeed", "lm_eval", "python", "python3", "torchrun")
+"""Programs that people put where a workload's name belongs."""
+
 
 def correct(message: str, arguments: list[str], commands: Collection[str]) -> tuple[str, str]:
     """Return a usage error's message, reworded for commands known from other tools, and a hint that may be empty."""
@@ -33,8 +37,15 @@ def correct(message: str, arguments: list[str], commands: Collection[str]) -> tu
     if first not in commands:
         return message, "`labctl --help` lists all commands"
     if first == "run" and misplaced:
-        ranks = "LAB_NODES and LAB_SLOTS in .env set the number of ranks"
-        return message, f"arguments of the script follow `--`: labctl run --script FILE -- ARGUMENTS; {ranks}"
+        return message, _of_run(arguments[1:])
     if first == "up" and misplaced:
         return message, "`labctl up -h` lists the options; the number of nodes is a setting: labctl up -s LAB_NODES=3"
     return message, ""
+
+
+def _of_run(arguments: list[str]) -> str:
+    """Return the hint for words of `run` that are not its own: a command, or arguments of a script."""
+    if arguments[0] in PROGRAMS:
+        return f"a command follows `--`: labctl run -- {shlex.join(arguments)}"
+    ranks = "LAB_NODES and LAB_SLOTS in .env set the number of ranks"
+    return f"arguments of the script follow `--`: labctl run --script FILE -- ARGUMENTS; {ranks}"

@@ -118,6 +118,8 @@ WORDS: tuple[tuple[Domain, Retry, tuple[str, ...]], ...] = (
 )
 """Domain, outlook, and the patterns of a failure's words that tell them; the first that matches decides."""
 
+# A run at its time limit whose ranks waited for each other: more time would not have helped, another attempt may.
+HUNG = re.compile(r"timed out after [^;]*; (?!no rank wrote)(?P<hang>.*)", re.DOTALL)
 # Memory that others may give back: of another process on the device, or of a host without a limit.
 MEMORY_OF_OTHERS = re.compile(r"Process \d+ has .* memory in use|LAB_MEMORY is not set")
 # A file system, too, but one that its processes alone fill.
@@ -136,6 +138,8 @@ def of(cause: Cause | None, message: str) -> Outlook:
     first = last_words.OTHERS.sub("", message)
     if cause == "disk-full" and (shared := SHARED_MEMORY.search(first)):
         return Outlook("workload", "does not", _around(first, shared))
+    if cause == "timeout" and (hung := HUNG.match(first)):
+        return Outlook("unknown", "unknown", _excerpt(hung["hang"]))
     if decided := BY_CAUSE.get(cause):
         return Outlook(*decided, evidence=_excerpt(first))
     if cause == "out-of-memory":

@@ -561,7 +561,7 @@ class MadeUpBackend:
         stop = Stopper(run.lab, run.job, ranks)
         with ExitStack() as held:
             if options:
-                held.enter_context(interrupts(stop))
+                held.enter_context(interrupts(stop, self.context.notice))
                 # A run whose lines cannot be written is no longer followed, so stop it.
                 held.callback(ranks.stop, jobs.GRACE, "nothing follows it any more")
             ranks.follow(lambda lines: watch.look_at(keep(lines)))

@@ -107,7 +107,7 @@ def supervise(
     with contextlib.ExitStack() as watchers:
         watchers.enter_context(node_losses(stop, lab, job, losses or Losses(engine, lab.name), notice))
         if launch:
-            watchers.enter_context(interrupts(stop))
+            watchers.enter_context(interrupts(stop, notice))
         try:
             ended = follow(lab, job, engine, stop, watch, keep, launch, standby, notice)
         except LaunchError as error:

@@ -544,7 +544,7 @@ def supervise(
     stop = JobStopper(run, api)
     follower = Follower(api, run, stop, notice)
     watch = CrashWatch(run.lab, run.job)
-    with interrupts(stop) if ends else nullcontext():
+    with interrupts(stop, notice) if ends else nullcontext():
         ended = follower.follow(lambda line: watch.look_at(keep((line,))))
         cause, message = judged(ended if follower.has_agent else judged_alone(ended, run.job, watch), watch)
         if cause:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import signal
 import threading
 
 import pytest
 from support.builders import job, lab
 
-from labctl.backends.stopping import RunStopper
+from labctl.backends.stopping import RunStopper, interrupts
 
 
 class Stopper(RunStopper):
@@ -35,6 +38,16 @@ def test_a_run_that_has_ended_takes_no_reason(stop: Stopper) -> None:
     stop.close()
     stop.because("node-lost", "late")
     assert stop.cause is None
+
+
+def test_the_first_ctrl_c_is_acknowledged(stop: Stopper) -> None:
+    """Send SIGINT in interrupts(): a notice comes and the cause is interrupted; a second one brings none."""
+    notices: queue.Queue[str] = queue.Queue()
+    with interrupts(stop, notices.put):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert notices.get(timeout=5).startswith("the run is being stopped")
+        os.kill(os.getpid(), signal.SIGINT)
+    assert (stop.cause, stop.message, notices.empty()) == ("interrupted", "stopped by SIGINT", True)
 
 
 def test_a_signal_while_a_reason_is_noted_does_not_hang(stop: Stopper, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,11 @@ def test_what_no_command_takes_is_usage(labctl: Labctl, arguments: list[str]) ->
     assert "Traceback" not in answer.err
 
 
+def test_a_program_in_place_of_a_workload_is_typed_as_a_command(labctl: Labctl) -> None:
+    """Run `labctl run python x.py`: the hint has the command behind `--`."""
+    assert "hint: a command follows `--`: labctl run -- python x.py" in labctl("run", "python", "x.py").err
+
+
 @pytest.mark.parametrize("port", ["0", "70000", "-1"])
 def test_a_port_that_cannot_be_is_usage(labctl: Labctl, port: str) -> None:
     """Run jupyter with an impossible port: exit code 2 names --port."""

@@ -222,6 +222,10 @@ def test_a_result_says_in_one_line_whether_trying_again_helps(domain: str, retry
             "LABCTL_RUN",
         ),
         (
+            "rank 0 on worker-0 exited with code 1: RuntimeError: [enforce fail] . Unable to find address for: eth9",
+            "without LAB_ENV_GLOO_SOCKET_IFNAME labctl sets",
+        ),
+        (
             "rank 1 on worker-1 exited with code 134 (SIGABRT): terminate called without an active exception",
             "os._exit(0)",
         ),
@@ -318,6 +322,20 @@ def test_a_file_of_the_project_that_git_ignores_is_said_not_to_be_in_the_run(tmp
         assert advice in shown(name)
     for name in ("a.txt", "b.bin", "../../a.bin", "x" * 300):
         assert ".gitignore" not in shown(name)
+
+
+def test_a_file_that_is_named_from_beside_the_project_is_named_from_where_ranks_start(tmp_path: Path) -> None:
+    """Format a FileNotFoundError for mine/words.txt, typed beside the project mine: the path from its start is named."""
+    root, record = tmp_path / "mine", tmp_path / "runs/r1"
+    for folder in (root / "data", record):
+        folder.mkdir(parents=True)
+    (root / "words.txt").touch()
+    (record / "job.json").write_text(
+        json.dumps({"job": {"workload": {"project": {"root": str(root), "start": "data"}}}})
+    )
+    message = "rank 0 exited with code 1: FileNotFoundError: No such file or directory: 'mine/words.txt' (a.py:3)"
+    text = run_text(replace(RESULT, verdict="ERROR", cause="rank-crashed", message=message), tmp_path)
+    assert f"next       ranks start in {root}/data: name it ../words.txt" in text
 
 
 def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -381,6 +382,23 @@ def test_a_bar_that_is_drawn_over_and_over_is_seen_before_its_end(ranks: Ranks) 
         (ranks.root / "go").write_text("go\n")
         printed = child.stdout.read()
     assert printed.split(b"\n") == [b"\x013\x02\r 1%|a", b"\x013\x02\r 2%|b", b""]
+
+
+def test_dots_without_a_newline_are_seen_before_the_line_ends(ranks: Ranks) -> None:
+    """Print dots, wait until they are seen, then end the line: they arrive in two lines; the log has the one."""
+    os.mkfifo(ranks.root / "go")
+    script = ranks.script(f"printf ...; read -r _ < {ranks.root}/go; printf '.. 5 passed\\nnext\\n'")
+    program = ranks.project / "outputs/r1/rank_output.py"
+    program.write_text(re.sub("^WORDLESS = .*", "WORDLESS = 0.1", program.read_text(), flags=re.MULTILINE))
+    command = ["bash", script]
+    with subprocess.Popen(command, env=ranks.environment, bufsize=0, stdout=subprocess.PIPE, cwd=ranks.root) as child:
+        assert child.stdout
+        child.stdout.readline()
+        dots = child.stdout.readline()
+        (ranks.root / "go").write_text("go\n")
+        printed = child.stdout.read()
+    assert (dots, printed) == (b"\x013\x02...\n", b"\x013\x02.. 5 passed\n\x013\x02next\n")
+    assert (ranks.project / "outputs/r1/ranks/rank-3.log").read_text().endswith("\n..... 5 passed\nnext\n")
 
 
 def test_arguments_reach_the_script_unchanged(ranks: Ranks) -> None:

@@ -240,6 +240,8 @@ def test_what_a_failed_program_wrote_tells_whether_trying_again_helps(
         ("stalled", "worker-1 (rank 1): container is paused; to resume it: docker unpause w", INFRASTRUCTURE, HELPS),
         ("stalled", "no step and no line for 600 s", UNKNOWN, UNKNOWN),
         ("timeout", "timed out after 40 s", UNKNOWN, DOES_NOT),
+        ("timeout", "timed out after 40 s, after step 7/9; no rank wrote a line", UNKNOWN, DOES_NOT),
+        ("timeout", "timed out after 40 s; rank 1 (worker-1) has not joined all_reduce #6", UNKNOWN, UNKNOWN),
         ("does-not-fit", "needs 30 GiB, a node has 8 GiB", WORKLOAD, DOES_NOT),
         ("no-metric", "Metric `loss` is nan; its criteria cannot be checked.", WORKLOAD, DOES_NOT),
         ("disk-full", "cannot write output.log: No space left on device", INFRASTRUCTURE, DOES_NOT),

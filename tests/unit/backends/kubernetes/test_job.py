@@ -84,6 +84,7 @@ def test_the_agent_is_given_the_runs_nodes_and_limits() -> None:
         "launcher": "mpirun",
         "limit": made.job.timeout,
         "stall": 300,
+        "pace": {"first_step": 0, "longest_step": 0},
         "ssh_port": 2222,
         "needed": nodes,
         "elastic": False,
