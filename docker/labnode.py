@@ -913,7 +913,7 @@ class RunState:
         return None
 
     def _add_reports(self, lines: bytes) -> None:
-        """Note ranks' nodes, codes of failed ones until restarted, first crash and killed launcher, left processes."""
+        """Note ranks' nodes, codes of failed ones until restart, first crash and killed launcher, left processes."""
         for rank, node in BEGUN.findall(lines):
             self.places[int(rank)] = node.decode(errors="replace")
             self.codes.pop(int(rank), None)
@@ -1291,7 +1291,7 @@ def reason_to_end(folder: Path, job: dict[str, Any], state: RunState, began: flo
 
 
 def failed(job: dict[str, Any], state: RunState, now: float) -> dict[str, object] | None:
-    """Return cause and message if a rank or launcher failed CRASH_GRACE ago (not elastic) or a node is lost."""
+    """Return the reason if a rank or launcher failed CRASH_GRACE ago (not elastic) or a node is lost, or None."""
     failure = state.failure
     if failure and not job.get("elastic") and now - failure[0] > CRASH_GRACE:
         return failure[1]

@@ -134,10 +134,7 @@ def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple
 
 
 def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return slots by node in use of the lab or its cluster, and drained or unusable nodes, each noted as left out.
-
-    HostError if no node is in use.
-    """
+    """Return slots by node in use, and drained or unusable nodes, noted as left out. HostError if none is in use."""
     require_initialised(context)
     with backends.connect(context) as backend:
         nodes, unusable = backend.lab().nodes, backend.unusable()

@@ -198,9 +198,9 @@ def outcomes(groups: tuple[Group, ...], done: Rounded) -> dict[Group, Outcome]:
 
 
 def outcome(job: BatchJob, metric: str) -> Outcome:
-    """Return a job's value per node; None with a reason if its run failed. A run that missed criteria has a value.
+    """Return a job's value, a total per node, or None with a reason if the run failed; 1 if it passed without metric.
 
-    Without a metric, all runs that passed are equal.
+    A run that missed criteria has a value.
     """
     if not metric and job.verdict == "PASS":
         return Outcome(1)

@@ -144,7 +144,7 @@ class _Search:
         return evidence.against_bound(misses, self.error)
 
     def bad_node(self, node: str) -> BadNode | None:
-        """Return the node if its runs show that it is bad; else None."""
+        """Return a node as failing if all its runs failed, as slow if judged bad or below the minimum; else None."""
         runs = self.runs[node]
         if self.is_failing(node):
             return BadNode(node=node, kind="failing", figure=None, runs=tuple(runs))

@@ -23,7 +23,7 @@ FILES = ("configs", "secrets")
 def read(directory: Path, services: tuple[str, ...]) -> Pairs:
     """Read the additions to each service as JSON by name, and other sections under ``""``; ConfigError if invalid.
 
-    It is raised for invalid YAML, for a service that the lab does not have, and for a relative path.
+    It is raised for invalid YAML, ``name``, ``include``, a service that the lab does not have, and a relative path.
     """
     sections = _sections(directory)
     if "name" in sections or "include" in sections:
@@ -85,7 +85,7 @@ def _require_absolute(value: Value, paths: Iterator[Any]) -> None:
 
 
 def _paths(key: str, value: Any) -> Iterator[Any]:
-    """Yield the host paths in the value of a service's key; nothing if the key has none."""
+    """Yield the host paths in a service's ``env_file``, ``extends``, ``build`` or ``volumes``; none in other keys."""
     if key == "env_file":
         for file in value if isinstance(value, list) else [value]:
             yield from _members(file, "path") if isinstance(file, dict) else [file]
@@ -98,7 +98,7 @@ def _paths(key: str, value: Any) -> Iterator[Any]:
 
 
 def _volume_sources(volumes: list[Any]) -> Iterator[Any]:
-    """Yield the bind mounts among volumes: of a mapping the source, of a text the whole."""
+    """Yield volumes that name a path: a bind mapping's source, a text as a whole; named volumes are left out."""
     for volume in volumes:
         if isinstance(volume, dict) and volume.get("type") == "bind":
             yield from _members(volume, "source")

@@ -46,7 +46,7 @@ class RankFailure(Struct, frozen=True):
     """File and line of the person's code in which its exception was raised, as ``train.py:3``."""
 
     def __str__(self) -> str:
-        """Render the failure with its last output, which is marked as such unless it is about an error."""
+        """Render the failure with its last output, marked as such unless it is an error, and the place if known."""
         if not self.words:
             return self.ended
         before = ": " if last_words.is_error(self.words) else "; the last it wrote: "

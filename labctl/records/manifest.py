@@ -63,7 +63,7 @@ def pick(root: Path, names: Iterable[str]) -> Manifest:
 
 
 def _read(root: Path, keep: Keep) -> Manifest:
-    """Return the manifest of the entries to keep. Errors as ``scan``."""
+    """Return the manifest of the entries to keep. HostError if unreadable, ConfigError for a reserved name."""
     root = root.resolve()
     try:
         entries = tuple(_scan(root, "", keep))

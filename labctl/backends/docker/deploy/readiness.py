@@ -74,8 +74,9 @@ def require_ready(
     launcher: bool,
     preview: bool,
 ) -> None:
-    """Raise HostError or ConfigError if the run cannot begin; a preview only warns of a lab that is not up.
+    """Require current containers and inputs of a run, else HostError or ConfigError; nothing if ``observed`` is None.
 
+    A preview only warns of a lab that is not up.
     ``launcher``: the user chose the launcher, so the image must have its program.
     """
     if observed is None:
