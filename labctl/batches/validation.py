@@ -174,7 +174,7 @@ class Subject(Struct, frozen=True, kw_only=True):
             return ()
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
-        """Run the workload of a check on groups of nodes, as a batch whose record is in the check's directory."""
+        """Run a check's workload on groups as a batch with a record of its own; return each job's outcome."""
         hostfiles = self.directory / record / "hostfiles"
         sets.write(hostfiles, sets.texts(groups, slots))
         context, workload = self.context, self._workload(check)
