@@ -439,7 +439,7 @@ def test_a_job_that_has_succeeded_and_whose_launcher_is_gone_is_not_waited_for(w
 
 
 def test_a_job_that_failed_and_whose_launcher_is_gone_had_begun(world: World) -> None:
-    """See Failed and Running without a launcher: exit code 1, and a message that the cluster ended it."""
+    """See Failed, Running before, without a launcher: exit code 1, and a message that the cluster ended it."""
     failed = condition("Failed", "BackoffLimitExceeded", "Job has reached the limit")
     failed["status"]["conditions"].append({"type": "Running", "status": "False"})
     world.job(**failed)
