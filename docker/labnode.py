@@ -54,11 +54,12 @@ import time
 from collections import deque
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 
 # typing and concurrent.futures take longer to import than most commands last.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import ModuleType
     from typing import IO, Any, NoReturn
 
@@ -622,7 +623,8 @@ SSH_FAILED = 255
 TIMED_OUT = (124, 137)
 # Timeout in seconds for looking at a node's processes.
 LOOK_LIMIT = 10
-# A run with steps that is silent for QUIET_STEPS times its longest step, and QUIET seconds, is looked at.
+# A run is looked at that is silent for QUIET seconds and QUIET_STEPS times its longest step, or an earlier run's;
+# before its first step for QUIET_STEPS times what that took in an earlier run.
 QUIET_STEPS, QUIET = 4, 10
 # Seconds, and steps, that a rank must have waited for others before a run that still prints steps is called stuck.
 STUCK, STUCK_STEPS = 2, 3
@@ -870,8 +872,11 @@ def watch_follower(folder: Path) -> None:
 class RunState:
     """State of a run, collected by its supervisor."""
 
-    def __init__(self, *, has_reports: bool = True) -> None:
-        """``has_reports``: rank.sh starts the ranks and reports on them, with a mark that no program can print."""
+    def __init__(self, *, has_reports: bool = True, pace: Mapping[str, float] = MappingProxyType({})) -> None:
+        """``has_reports``: rank.sh starts the ranks and reports on them, with a mark that no program can print.
+
+        ``pace``: seconds of the ``first_step`` and the ``longest_step`` of an earlier run of the same program.
+        """
         self._has_reports = has_reports
         self.crashed: float | None = None
         """Time at which the first rank failed."""
@@ -891,7 +896,7 @@ class RunState:
         """Ranks that have failed -> their exit code."""
         self.uncleaned: set[str] = set()
         """Nodes on which processes of the run could not be ended."""
-        self.steps = Steps()
+        self.steps = Steps(**pace)
 
     def add(self, lines: bytes) -> None:
         """Note the reports of rank.sh, if it starts the ranks, and the steps in lines that arrived together."""
@@ -944,7 +949,9 @@ def lines_with_steps(lines: bytes) -> list[bytes]:
 class Steps:
     """Steps that the ranks of a run print, and their durations."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_step: float = 0, longest_step: float = 0) -> None:
+        """Take the seconds that the first and the longest step of an earlier run took; 0 if that is not known."""
+        self._first, self._longest = first_step, longest_step
         self._at: dict[tuple[bytes, bytes], tuple[bytes, float]] = {}
         """Rank and kind of step -> its number and time."""
         self._seconds: deque[float] = deque(maxlen=100)
@@ -992,8 +999,9 @@ class Steps:
         ``least``: seconds of silence after which it is in any case; 0 turns the check off.
         """
         limit = least
-        if self.median and not self.is_last:
-            limit = min(least, max(QUIET, QUIET_STEPS * max(self._seconds)))
+        usual = max(self._longest, *self._seconds) if self.median else 0 if self._last[1] else self._first
+        if usual and not self.is_last:
+            limit = min(least, max(QUIET, QUIET_STEPS * usual))
         return self._last_output if least and self.silent > limit else None
 
     def stalled(self, least: float) -> str:
@@ -1065,7 +1073,7 @@ def describe_end(ended: dict[str, object]) -> str:
 
 def run_command(folder: Path, job: dict[str, Any], keep: Callable[[bytes], object]) -> dict[str, object]:
     """Run the job's command, lines to ``keep``; end it if needed, clean up; return its end, 127 if not started."""
-    state = RunState(has_reports=job["launcher"] != "script")
+    state = RunState(has_reports=job["launcher"] != "script", pace=job.get("pace", {}))
     began = time.monotonic()
     try:
         child = subprocess.Popen(
@@ -1264,6 +1272,8 @@ def oversee(
     command_ended.set()
     if ending:
         end.join()
+    else:
+        looker.drop_what_is_over()
     return ending
 
 
@@ -1392,6 +1402,8 @@ class Looker:
         self._folder, self._job, self._state, self._keep = folder, job, state, keep
         self._told: float | None = None
         """Time of the last output before the silence that was told of."""
+        self._told_at = ""
+        """Last step before it."""
         self._next = 0.0
         """Time before which a silence is not looked at again."""
         self._thread = threading.Thread()
@@ -1418,9 +1430,17 @@ class Looker:
             self._thread.join(LOOK_LIMIT)
         finding = look_at_ranks(self._job, self._state)
         if not tells(finding) or (cause != "stalled" and not is_stuck(finding, self._state.steps)):
+            self.drop_what_is_over()
             return ""
         self._print(finding["sentence"], finding)
         return str(finding["sentence"])
+
+    def drop_what_is_over(self) -> None:
+        """Remove what was told of a silence after which the run has printed another step."""
+        if self._told is not None and self._told_at != self._state.steps.last:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                remover = as_user(self._job["directory"], ["rm", "-f", "stacks/hang.json"])
+                subprocess.run(remover, timeout=5, check=False)
 
     def _answer(self) -> None:
         finding = look_at_ranks(self._job, self._state)
@@ -1441,6 +1461,7 @@ class Looker:
 
     def _print(self, sentence: str, finding: dict[str, Any]) -> None:
         """Print what ranks wait for, and keep it in ``stacks/hang.json`` of the run."""
+        self._told_at = self._state.steps.last
         lines = [sentence, *("  " + line for line in finding["lines"])]
         self._keep("".join(f"labctl: {line}\n" for line in lines).encode())
         with contextlib.suppress(OSError, subprocess.SubprocessError):

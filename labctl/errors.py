@@ -55,14 +55,14 @@ def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def did_you_mean(word: str, candidates: Collection[str]) -> str:
-    """Return a hint: the nearest candidate, or all of them."""
+    """Return ``did you mean NAME?`` for the nearest candidate, else ``known: ...`` with all of them."""
     near = nearest(word, candidates)
     return f"did you mean `{near}`?" if near else f"known: {', '.join(candidates) or 'none'}"
 
 
 @contextmanager
 def on_host(name: str) -> Iterator[None]:
-    """Prefix a HostError of the block with this host's name, unless it names a node or the host is ``local``."""
+    """Prefix a HostError raised in the block with this host's name; unchanged if it names a node or is local."""
     try:
         yield
     except HostError as error:
@@ -73,7 +73,7 @@ def on_host(name: str) -> Iterator[None]:
 
 @contextmanager
 def parsing(name: str) -> Iterator[None]:
-    """Convert a parsing error in the block to a HostError; on this machine it is a bug, and is raised unchanged."""
+    """Raise a HostError for ValueError, LookupError and the like in the block; unchanged if the host is local."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -88,7 +88,7 @@ Failures = Mapping[str, HostError]
 
 
 def raise_all(lost: Failures) -> None:
-    """Raise the only failure, or a HostError that lists that of each host; do nothing if none failed."""
+    """Raise the only failure as it is, or one HostError listing all; do nothing without failures."""
     if len(lost) == 1:
         raise next(iter(lost.values()))
     if lost:
@@ -102,4 +102,5 @@ def raise_all(lost: Failures) -> None:
 
 
 def about(host: str, error: HostError) -> str:
+    """Render a host's error with its name, unless the message begins with it."""
     return error.message if error.message.startswith(host) else f"{host}: {error.message}"

@@ -66,21 +66,21 @@ if TYPE_CHECKING:
 
 
 def init(directory: Path) -> InitializedLab:
-    """Create a lab directory: .env, hosts.txt, hostfiles and workloads, if they are missing."""
+    """Create a lab directory with .env, hosts.txt, hostfiles and workloads if missing; return the names written."""
     from labctl.config import scaffold
 
     return scaffold.InitializedLab(str(directory), scaffold.initialise(directory))
 
 
 def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> SetupResult:
-    """Install and start what this host needs for a lab, asking first unless ``yes``; HostError if refused or failed."""
+    """Install and start Docker on this host, asked first unless ``yes``. HostError if refused or failed."""
     from labctl.system.setup import install
 
     return install.SetupResult(install.setup(yes=yes, ask=ask, emit=emit))
 
 
 def doctor(context: Context, *, node: str = "") -> DoctorReport:
-    """Return the findings on hosts, engine and lab, or on one node and its host."""
+    """Return doctor's findings on hosts, engine and lab, or with ``node`` on that node and its host only."""
     from labctl import backends
     from labctl.doctor.report import DoctorReport
 
@@ -92,7 +92,7 @@ def doctor(context: Context, *, node: str = "") -> DoctorReport:
 
 
 def fix(context: Context, ask: Ask | None, *, node: str = "") -> DoctorReport:
-    """Apply fixes to labctl's own resources, asking before each unless ``ask`` is None. HostError during a run."""
+    """Apply fixes to labctl's own resources, asking for each if ``ask`` is given; return the findings after them."""
     from labctl import backends
     from labctl.doctor import fix as fixes
 
@@ -103,7 +103,7 @@ def fix(context: Context, ask: Ask | None, *, node: str = "") -> DoctorReport:
 
 
 def devices(context: Context) -> DeviceReport:
-    """List the devices of each host; needs neither an engine nor a lab that is up."""
+    """Return the devices of each host; the lab need not be up."""
     from labctl import backends
 
     with backends.connect(context, named_settings(context, quiet=True)) as backend:
@@ -111,14 +111,14 @@ def devices(context: Context) -> DeviceReport:
 
 
 def config(context: Context) -> EffectiveSettings:
-    """List the effective settings with their origins, and what they resolve to on the hosts."""
+    """Return the effective settings with their origins, and what they resolve to on the hosts."""
     from labctl.backends.docker.lab import devices
 
     return devices.effective_settings(context)
 
 
 def render_files(context: Context) -> RenderedFiles:
-    """Write the compose files, ssh configuration and secrets of every node, without starting any."""
+    """Write compose files, ssh configuration and secrets of every node; return which changed; start nothing."""
     from labctl.backends.docker.deploy import files
 
     with docker(context, "render") as backend:
@@ -126,7 +126,7 @@ def render_files(context: Context) -> RenderedFiles:
 
 
 def devcontainer(context: Context, program: str, *, force: bool = False) -> DevcontainerFile:
-    """Write the devcontainer.json that attaches VS Code to this lab; ConfigError if it was edited, unless forced."""
+    """Write the lab's devcontainer.json for VS Code; return its path. ConfigError if edited, unless ``force``."""
     from labctl import backends
     from labctl.backends.docker.compose import devcontainer as devcontainers
 
@@ -138,7 +138,7 @@ def devcontainer(context: Context, program: str, *, force: bool = False) -> Devc
 def build(
     context: Context, *, workload: str = "", base: str = "", update_lock: bool = False, sbom: Path | None = None
 ) -> dict[str, Any]:
-    """Build the image of the nodes, of a workload or upon ``base``; with ``update_lock`` only pin its versions again.
+    """Build the nodes' image, a workload's or one on ``base``, or only update its pins; return the build's facts.
 
     ``base``: anyone's image, to which only what a node needs is added.
     ``sbom``: a file to write the software bill of materials of the image to.
@@ -157,7 +157,7 @@ def build(
 
 
 def up(context: Context, *, workload: str = "") -> LabStatus:
-    """Bring the lab up; return its state once the launcher has reached every worker. A second call changes nothing.
+    """Bring the lab up and return its status once the launcher reaches every worker. HostError if a host fails.
 
     With a workload, the nodes get the image that it needs. A host that fails is named once the others are done.
     """
@@ -168,7 +168,7 @@ def up(context: Context, *, workload: str = "") -> LabStatus:
 
 
 def plan_up(context: Context, *, workload: str = "") -> PlanPreview:
-    """Return the plan of `up`, and change nothing."""
+    """Return the plan of `up`; change nothing."""
     from labctl.backends.plan import preview
     from labctl.runs import labs
 
@@ -177,7 +177,7 @@ def plan_up(context: Context, *, workload: str = "") -> PlanPreview:
 
 
 def rotate_keys(context: Context) -> LabStatus:
-    """Remove the lab's ssh keys; if it has containers, bring it up with new ones. HostError during a run."""
+    """Delete the lab's ssh keys; if it had containers, bring it up with new ones; return its status."""
     from labctl.runs import labs
 
     with docker(context, "keys rotate", initialised_settings(context)) as backend:
@@ -187,7 +187,7 @@ def rotate_keys(context: Context) -> LabStatus:
 
 
 def status(context: Context) -> LabStatus:
-    """Return the state of the lab's nodes and its latest runs; hosts that do not answer are named in it."""
+    """Return the status of the lab's nodes and latest runs, with the hosts that do not answer."""
     from labctl import backends
     from labctl.runs import labs
 
@@ -196,7 +196,7 @@ def status(context: Context) -> LabStatus:
 
 
 def down(context: Context, *, images: bool = False, ask: Ask | None = None) -> PlanPreview:
-    """End the lab's runs, and remove its containers and network; works without the state directory, and twice.
+    """End the lab's runs, remove its containers, network and, with ``images``, its image; return the plan.
 
     With ``images``, hosts lose the lab's image too. ``ask`` confirms that runs under way are ended.
     """
@@ -207,7 +207,7 @@ def down(context: Context, *, images: bool = False, ask: Ask | None = None) -> P
 
 
 def plan_down(context: Context, *, images: bool = False) -> PlanPreview:
-    """Return the plan of `down`, warn of running runs, and change nothing."""
+    """Return the plan of `down`, and warn of running runs, without changing anything."""
     from labctl.backends.plan import preview
     from labctl.runs import labs
 
@@ -218,7 +218,7 @@ def plan_down(context: Context, *, images: bool = False) -> PlanPreview:
 
 
 def clean(context: Context) -> PlanPreview:
-    """End the lab's runs, take it down and remove its keys and rendered files; the records of runs stay."""
+    """End the lab's runs, remove containers, network, keys and rendered files; keep run records; return the plan."""
     from labctl.runs import labs
 
     with docker(context, "clean", named_settings(context), drained=True) as backend:
@@ -229,7 +229,7 @@ def clean(context: Context) -> PlanPreview:
 
 
 def run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> Result:
-    """Run a workload, or with no name the options' script, follow and judge it; run it again if a retry is due.
+    """Run a workload or script to its end and judge it; repeat while a retry is due; return the last result.
 
     With ``options.resume`` it goes on from the last whole checkpoint of an earlier run. A run that fails is started
     again where that may help, up to ``options.retries`` times. ``ask`` confirms that the image that the workload needs
@@ -255,7 +255,7 @@ def launch(context: Context, name: str, options: RunOptions, ask: Ask | None = N
 
 
 def plan_run(context: Context, name: str, options: RunOptions, ask: Ask | None = None) -> PlanPreview:
-    """Return the plan of `run`, and change nothing; ``ask``, if there is one, is taken to agree."""
+    """Return the plan of `run` without changing anything."""
     from labctl.runs import start
 
     with to_run(context, name, options, ask) as (backend, request):
@@ -263,7 +263,7 @@ def plan_run(context: Context, name: str, options: RunOptions, ask: Ask | None =
 
 
 def repeat(context: Context, name: str, options: RunOptions, count: int, ask: Ask | None = None) -> RepeatedRuns:
-    """Run a workload ``count`` times, one by one, and compare how metrics spread; an interrupted run is the last."""
+    """Run a workload ``count`` times, or to an interrupted run; return the spread. ConfigError with --resume."""
     from labctl.jobs import program
     from labctl.runs.spread import repeated
 
@@ -279,7 +279,7 @@ def repeat(context: Context, name: str, options: RunOptions, count: int, ask: As
 
 
 def replay(context: Context, run: str) -> Result:
-    """Repeat a run from its record: the same command, files, code, image and nodes. HostError for what has changed."""
+    """Repeat a recorded run, follow and judge it; return the result. HostError if something it used has changed."""
     from labctl.runs import start
 
     with to_replay(context, run) as (backend, request):
@@ -287,7 +287,7 @@ def replay(context: Context, run: str) -> Result:
 
 
 def plan_replay(context: Context, run: str) -> PlanPreview:
-    """Return the plan of `replay`, and change nothing."""
+    """Return the plan of `replay` without changing anything."""
     from labctl.runs import start
 
     with to_replay(context, run) as (backend, request):
@@ -295,7 +295,7 @@ def plan_replay(context: Context, run: str) -> PlanPreview:
 
 
 def runs(context: Context, matching: RunFilter | None = None) -> RunList:
-    """List the lab's runs that match, the latest first. A run that has ended meanwhile is judged."""
+    """List the lab's runs that match, latest first; judge those that have ended; note an unknown workload."""
     from labctl.records.store import RunList
 
     every = opening.listing(context)
@@ -306,7 +306,7 @@ def runs(context: Context, matching: RunFilter | None = None) -> RunList:
 
 
 def prune_runs(context: Context, keep: int) -> PrunedRuns:
-    """Remove the records of the oldest runs that have ended, all but ``keep``."""
+    """Delete the records of the oldest ended runs but ``keep``; return their ids."""
     from labctl.runs import prune
 
     chosen = plan_prune(context, keep)
@@ -317,7 +317,7 @@ def prune_runs(context: Context, keep: int) -> PrunedRuns:
 
 
 def plan_prune(context: Context, keep: int) -> PrunedRuns:
-    """Choose the records that `runs prune` would remove."""
+    """Return the ids of the records that `runs prune` would delete, without deleting any."""
     from labctl.runs import prune
 
     named_settings(context)
@@ -325,12 +325,12 @@ def plan_prune(context: Context, keep: int) -> PrunedRuns:
 
 
 def show(context: Context, run: str) -> ShownRun:
-    """Return a run (its id, or ``latest``), with its result if it has one. An ended run is judged first."""
+    """Return a run, by id or ``latest``, with its result if any; judge it first if it has ended."""
     return opening.show(context, run)
 
 
 def compare(context: Context, runs: Iterable[str]) -> Comparison:
-    """Compare runs that have ended: settings that differ, and their metrics. ConfigError for fewer than two."""
+    """Compare ended runs: differing settings and metrics. ConfigError for fewer than two."""
     from labctl.runs import compare as comparing
 
     recorded = opening.records(context, runs)
@@ -340,7 +340,7 @@ def compare(context: Context, runs: Iterable[str]) -> Comparison:
 
 
 def report(context: Context, named: Sequence[str], out: Path | None = None) -> WrittenReport:
-    """Write the page and the pictures of runs that have ended, or of one metrics.csv that a training script wrote."""
+    """Write an HTML page and pictures of ended runs, or of a script's metrics.csv; return their paths."""
     from labctl.reports import runs as reports
 
     if len(named) == 1 and named[0].endswith(".csv"):
@@ -351,7 +351,7 @@ def report(context: Context, named: Sequence[str], out: Path | None = None) -> W
 
 
 def export(context: Context, run: str, *, tensorboard: Path | None = None, junit: Path | None = None) -> ExportedRun:
-    """Write a run's series as TensorBoard's event file, its verdict as JUnit XML, or both. ConfigError for neither."""
+    """Write a run's metrics for TensorBoard, its verdict as JUnit XML, or both. ConfigError for neither."""
     from labctl.runs import export as exports
 
     if not (tensorboard or junit):
@@ -361,7 +361,7 @@ def export(context: Context, run: str, *, tensorboard: Path | None = None, junit
 
 
 def attach(context: Context, run: str) -> Result:
-    """Print what a run has printed, and what it prints until it ends; judge it then, unless another labctl does."""
+    """Print a run's past and coming output to its end, judge it if no other labctl does; return the result."""
     from labctl.runs import judge
 
     with of_run(context, run) as (backend, run_id):
@@ -369,7 +369,7 @@ def attach(context: Context, run: str) -> Result:
 
 
 def stop(context: Context, run: str, grace: float) -> Result:
-    """End a run, with ``grace`` seconds between TERM and KILL, and judge it."""
+    """End a run, with SIGKILL ``grace`` seconds after SIGTERM, judge it and return the result."""
     from labctl.runs import judge
 
     with of_run(context, run) as (backend, run_id):
@@ -377,7 +377,7 @@ def stop(context: Context, run: str, grace: float) -> Result:
 
 
 def stacks(context: Context, run: str) -> Hang:
-    """Tell what the ranks of a running run wait for; each node writes what its processes do to the run's stacks/."""
+    """Tell what each rank of a running run waits for; nodes write stacks of processes to the run's stacks/."""
     from labctl.runs import judge
 
     with of_run(context, run) as (backend, run_id):
@@ -393,7 +393,7 @@ def run_logs(
     rank: int | None = None,
     timestamps: bool = False,
 ) -> None:
-    """Pass on what a run, or one ``rank`` of it, has printed, and with ``follow`` what it prints until it ends."""
+    """Pass a run's output, or one rank's, to ``on_line``; with ``follow`` also new lines until it ends."""
     from labctl.runs import judge
 
     with of_run(context, run) as (backend, run_id):
@@ -401,10 +401,7 @@ def run_logs(
 
 
 def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None = None) -> RunView:
-    """View a run under way (default: latest) once, or with ``show`` each second until the run ends or it returns False.
-
-    ``show`` is given one view after the other, about each second, until the run ends or it returns False.
-    """
+    """Return a view of a running run (default: latest); with ``show``, pass one a second to it until either ends."""
     from labctl.runs import top as runs_top
 
     with connected(context, "top") as backend:
@@ -413,7 +410,7 @@ def top(context: Context, run: str = "", show: Callable[[RunView], bool] | None 
 
 
 def freeze(context: Context, file: Path) -> FrozenLab:
-    """Write the facts of the lab to a file: images, packages, files, data, devices. HostError if a host is silent."""
+    """Write the lab's facts (images, packages, files, devices) to a file. HostError if a host does not answer."""
     from labctl.runs import freeze as freezing
 
     with connected(context, "freeze") as backend:
@@ -421,7 +418,7 @@ def freeze(context: Context, file: Path) -> FrozenLab:
 
 
 def verify(context: Context, file: Path) -> Verification:
-    """Compare the lab with the facts in a file; return those that differ. ConfigError if `freeze` did not write it."""
+    """Compare the lab with a lock file; return facts that differ. ConfigError if `freeze` did not write it."""
     from labctl.runs import freeze as freezing
 
     before = freezing.read(file)
@@ -435,7 +432,7 @@ def verify(context: Context, file: Path) -> Verification:
 def hostfiles(
     context: Context, file: Path | None, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
 ) -> HostfileSet:
-    """Write a set of hostfiles, each with ``size`` machines of those in a file, or of the lab's nodes without one.
+    """Write hostfiles with ``size`` machines each of those in a file, or of the lab's nodes; return the set.
 
     ``slots`` are those of each machine; 0 for those of the file or the lab, and 8 if neither has any.
     """
@@ -452,7 +449,7 @@ def batch(
     show: Callable[[Batch], None],
     **how: Any,
 ) -> BatchReport:
-    """Run a workload on the nodes of each hostfile of these directories, those on disjoint nodes at once.
+    """Run a workload on the nodes of each hostfile of directories, disjoint ones at once; return the report.
 
     ``show`` gets the batch with each change of a job; ``how``: ``out``, ``parallel``, ``repeat`` and ``resume``.
     """
@@ -463,7 +460,7 @@ def batch(
 
 
 def bisect(context: Context, name: str, options: RunOptions, show: Callable[[Batch], None], **how: Any) -> BisectReport:
-    """Find the bad nodes and links by runs of a workload on groups of nodes, round after round.
+    """Find bad nodes and links by rounds of runs of a workload on groups of nodes; return the report.
 
     ``how``: ``nodes`` (default: all), ``within`` and ``minimum``, which say what is slow, ``out`` and ``drain``.
     """
@@ -474,7 +471,7 @@ def bisect(context: Context, name: str, options: RunOptions, show: Callable[[Bat
 
 
 def evaluate(directories: Iterable[Path], limits: Limits, **files: Any) -> Evaluation:
-    """Judge the logs or the batch in each directory, all together, and write the results into ``files``."""
+    """Judge the logs or batches of directories together; write the files named in ``files``; return the result."""
     from labctl.batches import export
 
     return export.evaluate(directories, limits, **files)
@@ -483,7 +480,7 @@ def evaluate(directories: Iterable[Path], limits: Limits, **files: Any) -> Evalu
 def validate(
     context: Context, name: str = "", *, keep: bool = False, out: Path | None = None, compare: bool = True
 ) -> ValidationReport:
-    """Bring the lab's cluster up, validate it by a profile's name or file, report, and take it down unless ``keep``.
+    """Bring the lab up, run a profile's checks, write a report and take it down unless ``keep``; return the report.
 
     Without a name it is that of the operator's TEST_CONFIGURATION, else ``quick``. Figures are compared with the lab's
     baseline, if there is one, unless ``compare`` is False.
@@ -494,7 +491,7 @@ def validate(
 
 
 def baseline(context: Context, name: str = "", *, keep: bool = False, file: Path | None = None) -> BaselineReport:
-    """Validate, and record the figures in a file, by default the lab's baseline.json; not if the validation failed."""
+    """Validate, and write figures to a file (default baseline.json) only if it passed; return the report."""
     from labctl.batches import baseline as baselines
 
     file = file or context.directory / baselines.FILE
@@ -506,13 +503,13 @@ def baseline(context: Context, name: str = "", *, keep: bool = False, file: Path
 
 
 def shell(context: Context, node: str, *, terminal: bool) -> int:
-    """Open a shell in a node, in the current directory if it is mounted there; return its exit code."""
+    """Open an interactive bash in a node, in the current directory if it is mounted there; return its exit code."""
     with connected(context) as backend:
         return backend.attach((node,), ("bash",), stdin="terminal" if terminal else "pipe", prompt=True)
 
 
 def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere: bool, terminal: bool) -> int:
-    """Run a command in a node, or from the launcher on several (``a,b``) or all workers; return its exit code."""
+    """Run a command in a node, several (``a,b``) or all workers; return its exit code. ConfigError for both."""
     from labctl.model import LAUNCHER
 
     if everywhere and node != LAUNCHER:
@@ -523,7 +520,7 @@ def execute(context: Context, command: tuple[str, ...], node: str, *, everywhere
 
 
 def jupyter(context: Context, node: str, port: int | None, emit_url: Callable[[str], None]) -> None:
-    """Serve notebooks from a node on 127.0.0.1 until interrupted."""
+    """Serve Jupyter from a node on 127.0.0.1 until Ctrl-C; pass its URL to ``emit_url``."""
     from labctl import backends
     from labctl.backends.docker.attach import jupyter
 
@@ -533,7 +530,7 @@ def jupyter(context: Context, node: str, port: int | None, emit_url: Callable[[s
 
 
 def logs(context: Context, node: str | None, on_line: Callable[[str], None], *, follow: bool, colors: bool) -> None:
-    """Pass on the logs of a node, or of all containers; with ``follow`` until they end."""
+    """Pass a node's container log, or all nodes', to ``on_line``; with ``follow`` also new lines until it ends."""
     with connected(context) as backend:
         backend.logs(node, on_line, follow=follow, colors=colors)
 
@@ -542,7 +539,7 @@ def logs(context: Context, node: str | None, on_line: Callable[[str], None], *, 
 
 
 def workloads(context: Context) -> WorkloadList:
-    """List the workloads of the lab, and the errors of those that cannot be read."""
+    """Return the lab's workloads, and the errors of those that cannot be read."""
     from labctl import launchers
     from labctl.workloads import external
 
@@ -551,7 +548,7 @@ def workloads(context: Context) -> WorkloadList:
 
 
 def fit(context: Context, name: str, options: RunOptions, asked: Hardware) -> FitReport:
-    """Estimate the memory of a run of the workload, on the lab or the hardware asked for, and say what makes it fit."""
+    """Estimate the memory of a run on the lab or on the hardware asked for; return whether it fits and what would."""
     from labctl.jobs.request import choose_workload
     from labctl.runs import fitting
 
@@ -565,7 +562,7 @@ def fit(context: Context, name: str, options: RunOptions, asked: Hardware) -> Fi
 
 
 def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry_run: bool = False) -> CacheReport:
-    """Download models and datasets of a workload and ``extra`` into the shared cache; with ``hosts`` send them there.
+    """Download models and datasets of a workload and ``extra`` into the cache; with ``hosts`` copy them to hosts.
 
     ``hosts``: then send them to the lab's hosts, or all of the cache if nothing is named.
     Needs no lab that is up, no engine or device.
@@ -582,14 +579,14 @@ def cache(context: Context, name: str, extra: Cache, *, hosts: bool = False, dry
 
 
 def proxies(context: Context) -> dict[str, str]:
-    """Return the proxy variables that the settings give to programs, with any passwords in clear text."""
+    """Return the proxy variables of the settings, with passwords in clear text."""
     from labctl.backends import spec
 
     return {key: value.reveal() for key, value in spec.proxies(context.settings())}
 
 
 def save_bundle(context: Context, file: Path, *, workloads: Iterable[str], cache: bool, secrets: bool) -> SavedBundle:
-    """Write the lab with its images to a file, on request with those of workloads, the cache and secrets."""
+    """Write the lab and its image to a file, with images of workloads, cache and secrets if asked."""
     from labctl import backends
     from labctl.bundle import save
 
@@ -598,14 +595,14 @@ def save_bundle(context: Context, file: Path, *, workloads: Iterable[str], cache
 
 
 def load_bundle(context: Context, file: Path, *, force: bool, ask: Callable[[str], bool] | None) -> LoadedBundle:
-    """Unpack a bundle into the context's directory and load its images; ``ask`` confirms files that may be run."""
+    """Unpack a bundle into the context's directory, load its images; ``ask`` confirms files that could be run."""
     from labctl.bundle import load
 
     return load.load_bundle(context, file, force=force, ask=ask)
 
 
 def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
-    """Render the workload as a job for Kubernetes with all that it needs there; send nothing, but warn of a Secret."""
+    """Return the Kubernetes manifests of a workload's job; create nothing, but warn if a Secret is among them."""
     from labctl.backends.kubernetes import job, render
 
     made = render.rendered(*job.of_workload(context, name, options))
@@ -615,14 +612,14 @@ def k8s_render(context: Context, name: str, options: RunOptions) -> Manifests:
 
 
 def k8s_export(context: Context, name: str, options: RunOptions, directory: Path) -> Kustomized:
-    """Write the workload as a job for Kubernetes into a directory for kustomize, without its Secret."""
+    """Write a workload's Kubernetes manifests for kustomize into a directory, without its Secret."""
     from labctl.backends.kubernetes import job, render
 
     return render.export(*job.of_workload(context, name, options), directory)
 
 
 def k8s_submit(context: Context, name: str, options: RunOptions) -> Submitted:
-    """Create a workload's job that labctl does not follow or record. ConfigError if it exists, HostError if refused."""
+    """Create a workload's Kubernetes job, neither followed nor recorded. ConfigError if it exists already."""
     from labctl.backends.kubernetes import lab
     from labctl.jobs.request import choose_workload
 
@@ -632,14 +629,14 @@ def k8s_submit(context: Context, name: str, options: RunOptions) -> Submitted:
 
 
 def k8s_delete(context: Context, name: str, *, storage: bool) -> Submitted:
-    """Delete the job that `k8s submit` made of a workload, and with ``storage`` the lab's claim with all data on it."""
+    """Delete the job that `k8s submit` created for a workload, and with ``storage`` the lab's volume claim."""
     from labctl.backends.kubernetes import lab
 
     return lab.delete(lab.open_lab(context, initialised_settings(context)), name, storage=storage)
 
 
 def k8s_import(context: Context, file: Path) -> ImportedJob:
-    """Convert an MPIJob to a workload of the lab, and return it with settings. ConfigError if the workload exists."""
+    """Write an MPIJob as a workload of the lab; return its files and .env settings. ConfigError if it exists."""
     from labctl.backends.kubernetes import importing
 
     initialised_settings(context)

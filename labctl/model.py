@@ -140,13 +140,14 @@ class Secret:
         self.__value = value
 
     def reveal(self) -> str:
-        """Return the plain value."""
+        """Return the secret text."""
         return self.__value
 
     def __bool__(self) -> bool:
         return bool(self.__value)
 
     def __repr__(self) -> str:
+        """Return ``[REDACTED]``."""
         return "[REDACTED]"
 
     def __format__(self, spec: str) -> str:
@@ -159,9 +160,11 @@ class Secret:
         return hash(self.__value)
 
     def __deepcopy__(self, memo: object) -> Secret:
+        """Return the same object."""
         return self
 
     def __reduce__(self) -> NoReturn:
+        """Raise TypeError, as a secret cannot be pickled."""
         raise TypeError("a secret cannot be pickled")
 
 
@@ -178,7 +181,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     @property
     def ulimits(self) -> dict[str, int]:
-        """The ulimits that are set, by their names in compose; a daemon may refuse to raise them."""
+        """Return the ulimits that are not None, by their names in compose."""
         asked = {"memlock": self.memlock, "stack": self.stack, "nofile": self.nofile}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -231,12 +234,12 @@ class Lab(Struct, frozen=True, kw_only=True):
 
     @property
     def interfaces(self) -> str:
-        """Interfaces for traffic between nodes, comma-separated if hosts name them differently."""
+        """Return the interfaces for traffic between nodes, each once, comma-separated."""
         return ",".join(dict.fromkeys(host.interface for host in self.hosts))
 
     @property
     def addresses(self) -> str:
-        """Interface for Open MPI or, if its name differs between hosts, the smallest network of their addresses."""
+        """Return the interface for Open MPI, or the smallest network with all hosts if interfaces differ."""
         if "," not in self.interfaces:
             return self.interfaces
         numbers = [int(IPv4Address(host.address)) for host in self.hosts]
@@ -244,12 +247,12 @@ class Lab(Struct, frozen=True, kw_only=True):
         return str(IPv4Network((min(numbers), 32 - differing), strict=False))
 
     def host_of(self, node: str) -> Host:
-        """Return the host of a worker, or of the launcher, which runs beside the first node."""
+        """Return the host of a worker; for another name, such as the launcher's, the host of the first node."""
         return self.host(next((worker.host for worker in self.nodes if worker.name == node), self.nodes[0].host))
 
     @property
     def containers(self) -> tuple[str, ...]:
-        """Names of its containers: the launcher, then the workers."""
+        """Return the names of the launcher and the workers."""
         return (LAUNCHER, *(node.name for node in self.nodes))
 
     def containers_on(self, host: str) -> tuple[str, ...]:
@@ -258,6 +261,7 @@ class Lab(Struct, frozen=True, kw_only=True):
         return (LAUNCHER, *workers) if self.nodes[0].host == host else workers
 
     def host(self, name: str) -> Host:
+        """Return the host of this name."""
         return next(host for host in self.hosts if host.name == name)
 
 
@@ -270,6 +274,7 @@ class File(Struct, frozen=True, kw_only=True):
     link: bool = False
 
     def __repr__(self) -> str:
+        """Return the path without the content, which may be a secret."""
         return f"File({self.path!r})"  # its content may be a secret
 
 
@@ -442,12 +447,12 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Return the script, module or command, as a person names it."""
+        """Return the command, `-m MODULE` or the script, as a user would name it."""
         return self.command or (("-m", self.module) if self.module else (self.script,))
 
     @property
     def program(self) -> tuple[str, ...]:
-        """Return the command that starts it: Python files with the image's Python, any other script directly."""
+        """Return the command that starts the program: `python -u` for modules and .py files, else itself."""
         if self.module or self.script.endswith(".py"):
             return ("python", "-u", *self.called)
         if self.command or "/" in self.script:
@@ -456,7 +461,7 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     @property
     def has_own_image(self) -> bool:
-        """Tell if it needs another image than the lab's default."""
+        """Tell if it declares an image, Python packages or apt packages."""
         return bool(self.image or self.packages or self.apt)
 
 
@@ -485,14 +490,14 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """Return the number of processes that report as ranks: one per slot or node; none if it runs ``once``."""
+        """Return the number of ranks: one per slot, or per node if it is per node; 0 if it runs ``once``."""
         if self.workload.is_per_node:
             return len(self.nodes)
         return 0 if self.workload.launcher == ONCE else sum(node.slots for node in self.nodes)
 
     @property
     def containers(self) -> tuple[str, ...]:
-        """Names of its containers: the launcher, then its nodes."""
+        """Return the names of the launcher and the job's nodes."""
         return (LAUNCHER, *(node.name for node in self.nodes))
 
 
@@ -586,6 +591,13 @@ class Hang(Struct, frozen=True, kw_only=True):
     """Seconds that a rank has waited for the others."""
 
 
+class Pace(Struct, frozen=True, kw_only=True):
+    """Seconds that a run took to its first step, and at most from one step to the next; 0 if not known."""
+
+    first_step: float = 0
+    longest_step: float = 0
+
+
 class Straggler(Struct, frozen=True, kw_only=True):
     """A node that the others wait for."""
 
@@ -633,15 +645,17 @@ class Result(Struct, frozen=True, kw_only=True):
     """Explanation of its last silence, or of its end; None for a run that passed."""
     straggler: Straggler | None = None
     """Node that the others waited for, over the whole run; None if there is none."""
+    pace: Pace | None = None
+    """Its steps; None if it printed none."""
 
     @property
     def outcome(self) -> str:
-        """The verdict as people read it: COMPLETED for a run that passed without criteria, else ``verdict``."""
+        """Return the verdict; COMPLETED if it passed and there were no criteria."""
         return COMPLETED if self.verdict == "PASS" and not self.checks else self.verdict
 
     @property
     def outlook(self) -> str:
-        """Effect of another attempt, the evidence, and whose failure it was, as one line; empty if it passed."""
+        """Return a line on whether another attempt helps, why, and whose failure it was; empty if none."""
         if not self.retry:
             return ""
         helps = {"helps": "helps", "does not": "does not help"}.get(self.retry, "unknown whether it helps")

@@ -15,7 +15,7 @@ NOTEBOOKS = "runs/notebooks"
 
 
 def project_name(lab: str) -> str:
-    """Return the name of a lab's compose project, which is also that of its network."""
+    """Return the name of a lab's compose project and network, `labctl-LAB`."""
     return f"labctl-{lab}"
 
 
@@ -33,7 +33,7 @@ def container_of(lab: str, node: str) -> str:
 
 
 def node_directory(node: str) -> str:
-    """Return the folder of a node's files, relative to the lab directory: the unit that is copied to a host."""
+    """Return the folder of a node's files, relative to the lab directory."""
     return f".lab/nodes/{node}"
 
 
@@ -55,7 +55,7 @@ def override_path(node: str) -> str:
 
 
 def lease_path(locks: str, device: Device) -> Path:
-    """Return the file whose lock is a device's lease: named by PCI address, which is stable, or by device file."""
+    """Return the path of the file whose lock is a device's lease, in the folder ``locks``."""
     return Path(locks) / f"labctl-{lease_name(device)}.lock"
 
 
@@ -64,12 +64,12 @@ def lease_name(device: Device) -> str:
 
 
 def own_path(lab: Lab, host: Host, path: str) -> str:
-    """Return the path on a host of a path relative to the lab's directory."""
+    """Return a path relative to the lab's directory as a path on a host."""
     return f"{host.directory or lab.directory}/{path}"
 
 
 def path_on(lab: Lab, host: Host, path: str) -> str:
-    """Return the path on a host of a path of this machine: lab directory, clones and home may be elsewhere there."""
+    """Return this machine's path as a path on a host, whose lab directory, clones and home may be elsewhere."""
     clone = dict(lab.clones).get(path)
     if clone and sent(host):
         return own_path(lab, host, clone)
@@ -81,10 +81,10 @@ def path_on(lab: Lab, host: Host, path: str) -> str:
 
 
 def fingerprint(content: str) -> str:
-    """Return the ``labctl.config-hash`` label in a rendered compose file."""
+    """Return the value of the `labctl.config-hash` label in a compose file's text."""
     return content.split("labctl.config-hash: ", 1)[1].split("\n", 1)[0].strip('"')
 
 
 def sent(host: Host) -> bool:
-    """Tell if the lab's files are copied to this host, because it does not see the lab directory itself."""
+    """Tell if the lab's files are copied to this host, which has a directory of its own for them."""
     return bool(host.directory)

@@ -32,7 +32,7 @@ OF_DEVICES = {"slow": DEVICES + USE, "failing": DOCTOR + KERNEL, "wrong": DEVICE
 
 
 def look_at(node: str, typed: Callable[[str], str], cause: Cause, accelerator: str = CPU) -> str:
-    """Return the commands for a node with such devices, each with what it shows, as ``HOW (WHAT), HOW (WHAT)``.
+    """Return commands to look at a node for a cause, comma-separated: each in backticks, then what it shows.
 
     ``typed`` returns the command line that runs a shell command on the node's host.
     """

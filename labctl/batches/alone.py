@@ -36,7 +36,7 @@ class Trial:
     """Measurements of a check on each of some nodes, and the verdicts that they allow so far."""
 
     def __init__(self, check: Check, nodes: tuple[str, ...], within: float, error: float, *, compared: bool) -> None:
-        """Start without measurements; with ``compared``, metrics without a constant bound are judged by the others."""
+        """Start without measurements; if ``compared``, other nodes judge metrics without constant bound."""
         self.check, self.nodes, self.within, self.error, self.compared = check, nodes, within, error, compared
         self.bounds: Bounds = {}
         self.runs: defaultdict[str, list[JobOutcome]] = defaultdict(list)
@@ -49,7 +49,7 @@ class Trial:
     def measure(
         self, run: Callable[[tuple[str, ...], int], Runs], bounds: Callable[[list[JobOutcome]], Bounds]
     ) -> None:
-        """Run the check on all nodes, then on those without a verdict, until there are none or the limit is reached.
+        """Run the check on all nodes, then again on `to_repeat()` until it is empty; keep runs and verdicts.
 
         ``run`` takes the nodes and how many turns each is to have; ``bounds`` are read once, after the first runs.
         """
@@ -64,7 +64,7 @@ class Trial:
         return evidence.rounds_needed(max(1, len(self.nodes) - 1), self.error) + SPARE
 
     def take(self, runs: Runs) -> None:
-        """Add runs and their readings, and judge the nodes again by each metric."""
+        """Append runs by node and readings by metric, and judge the nodes again by each metric."""
         for job in runs.jobs:
             for node in job.nodes:
                 self.runs[node].append(job)
@@ -76,7 +76,7 @@ class Trial:
             self.judged[limit.metric] = self.judge(limit)
 
     def to_repeat(self) -> tuple[str, ...]:
-        """Return nodes to measure again: all to compare, else any failed once or unsure; none if all failed in turn."""
+        """Return nodes to run again: failed once, unsure, passing if compared, all if results differ."""
         if self.failed_together:
             return ()
         failed = [node for node in self.nodes if len(self.runs[node]) == 1 and not self.runs[node][0].passed]
@@ -89,7 +89,7 @@ class Trial:
         return tuple(dict.fromkeys(chain(failed, *unsure.values())))
 
     def unsure(self, limit: Limit) -> list[str]:
-        """Return the nodes that a metric does not judge yet, and that may be measured again."""
+        """Return the nodes of an unsure verdict by a metric whose last run passed and that may run more often."""
         most = MOST_ROUNDS if self.check.nodes == "turns" else MOST_RUNS
         judged = self.judged[limit.metric]
         unsure = [node for node in judged if judged[node].verdict == "unsure" and self.runs[node][-1].passed]
@@ -100,7 +100,7 @@ class Trial:
         return tuple(node for node in self.nodes if self.runs[node][-1].passed)
 
     def confirm(self, later: Trial) -> None:
-        """Add measurements that were taken some time later; a node is bad only if both times show it."""
+        """Merge a later trial's runs, rounds and verdicts into this one; a node is bad only if both say so."""
         for node, jobs in later.runs.items():
             self.runs[node] += jobs
         for metric, judged in later.judged.items():
@@ -111,16 +111,16 @@ class Trial:
 
     @property
     def failed_together(self) -> str:
-        """Return the message of a failed run of all nodes in turn; empty if there is none."""
+        """Return the message of the first failed run of all nodes in turn; empty if there is none."""
         jobs = self.runs[self.nodes[0]] if self.check.nodes == "turns" and len(self.nodes) > 1 else []
         return next((job.message for job in jobs if not job.passed), "")
 
     def proven_slow(self, node: str) -> bool:
-        """Tell if any metric shows that a node is bad."""
+        """Tell if the verdict of any metric on a node is bad."""
         return any(self.is_bad(limit, node) for limit in self.check.limits)
 
     def misses_bound(self, node: str) -> bool:
-        """Tell if a node is bad by constant bounds alone, about which the other nodes say nothing."""
+        """Tell if a node is bad by constant bounds alone: its runs and results are not bad, nor other metrics."""
         bad = [limit for limit in self.check.limits if self.is_bad(limit, node)]
         others = node in self.failing() or self.agreement().get(node) == "bad"
         return bool(bad) and not others and all(self.is_bounded(limit, node) for limit in bad)
@@ -135,7 +135,7 @@ class Trial:
         return bool(self.bounds or self.judged_by_others() or not self.check.limits)
 
     def agreement(self) -> dict[str, Verdict]:
-        """Judge the nodes by what they computed, where the check compares it; others without a result are left out."""
+        """Judge nodes by the result their passed runs printed, if the check compares it; leave out others."""
         computed = [
             (node, *job.notes[self.check.equal].partition(" on ")[::2])
             for node, jobs in self.runs.items()
@@ -149,11 +149,11 @@ class Trial:
         return (limit.metric, self.subject(node)) in self.bounds
 
     def subject(self, node: str) -> str:
-        """Return the name of a node's figures: empty if the check is one of all nodes, and the lab has a single one."""
+        """Return the name of a node's figures: empty if the check runs on all nodes, else the node."""
         return "" if self.check.nodes == "all" else node
 
     def judged_by_others(self) -> list[Limit]:
-        """Return the metrics that are judged by the other nodes."""
+        """Return metrics, not all 0, that some node has no constant bound for; [] if nodes are not compared."""
         if not self.compared or len(self.nodes) < 2:
             return []
         unbounded = (limit for limit in self.check.limits if not all(map(partial(self.is_bounded, limit), self.nodes)))
@@ -164,7 +164,7 @@ class Trial:
         return any(map(any, self.speeds(limit).values()))
 
     def judge(self, limit: Limit) -> dict[str, Judged]:
-        """Judge the nodes by a metric's constant bound, else by the other nodes; without either they are left out."""
+        """Return verdicts by node: of its constant bound, else of a comparison with other nodes; others left out."""
         rounds = self.rounds[limit.metric]
         judged = {}
         if limit in self.judged_by_others():
@@ -175,7 +175,7 @@ class Trial:
         return judged
 
     def judge_by_bound(self, limit: Limit, bound: Bound, readings: Sequence[Reading]) -> Judged:
-        """Judge a node by its readings of a metric, against a constant bound."""
+        """Return a node's verdict by its readings of a metric against a constant bound, with mean lost share."""
         misses = [bound.misses(_value(limit, reading.speed), reading.included) for reading in readings]
         verdict = evidence.against_bound(misses, self.error)
         lost = sum(reading.lost for reading in readings) / max(1, len(readings))
@@ -183,7 +183,7 @@ class Trial:
         return Judged(verdict=verdict, speed=None, lost=lost, values=values)
 
     def failing(self) -> dict[str, str]:
-        """Return the nodes whose first two runs failed, with the message of the last."""
+        """Map each node whose first two runs failed to a text with the last run's message."""
         return {
             node: f"{self.check.name}: {jobs[-1].message}, twice"
             for node, jobs in self.runs.items()
@@ -191,7 +191,7 @@ class Trial:
         }
 
     def recovered(self) -> list[str]:
-        """Return the nodes that failed or missed a bound at first, and passed when run again."""
+        """Return nodes run twice or more that failed or missed a bound at first, and whose verdict is good."""
         return [
             node
             for node, jobs in self.runs.items()
@@ -205,7 +205,7 @@ class Trial:
         return first.passed and all(bound.holds(first.value(metric)) for metric, bound in bounds)
 
     def verdict(self, node: str) -> Verdict:
-        """Return the worst verdict on a node over all metrics; bad if its runs fail, or gave no number."""
+        """Return a node's worst verdict by all metrics: bad if it failed twice or gave no number."""
         jobs = self.runs[node]
         if node in self.failing() or (jobs[-1].passed and self.without_number(node)):
             return "bad"
@@ -228,7 +228,7 @@ class Trial:
         return [self.figure(node, limit) for limit, node in product(self.check.limits, self.nodes)]
 
     def figure(self, node: str, limit: Limit) -> Figure:
-        """Return the figure of a metric of a node."""
+        """Return the figure of a metric of a node: median, unit, verdict and bound; value None without readings."""
         readings = evidence.readings_of(node, self.rounds[limit.metric])
         values = tuple(_value(limit, reading.speed) for reading in readings)
         units = [
@@ -249,7 +249,7 @@ class Trial:
         return replace(figure, limit=bound.text(unit), source=bound.source) if bound else figure
 
     def bound_of(self, limit: Limit, node: str) -> Bound | None:
-        """Return the bound of a node's figure: a constant one, else the usual one if the others judge it."""
+        """Return a node's constant bound for a metric, else the usual one if others judge it; None if neither."""
         if bound := self.bounds.get((limit.metric, self.subject(node))):
             return bound
         judged = self.judged[limit.metric].get(node)
@@ -265,7 +265,7 @@ class Trial:
         return Bound(sign=">=", value=least, source=f"{share} below the others", of_others=True)
 
     def speeds(self, limit: Limit) -> dict[str, list[float]]:
-        """Return the readings of each node, in order."""
+        """Map each node to its speeds by a metric, in order of rounds; higher is better."""
         speeds: defaultdict[str, list[float]] = defaultdict(list)
         for readings in self.rounds[limit.metric]:
             for node, reading in readings.items():
@@ -273,7 +273,7 @@ class Trial:
         return speeds
 
     def texts(self, node: str) -> list[str]:
-        """Return what speaks against a node: unequal results, and metrics that are bad, unsure, or missing."""
+        """Return what speaks against a node: results, bad or unsure metrics, missing numbers, a failed last run."""
         texts = []
         for limit in self.check.limits:
             figure, bound = self.figure(node, limit), self.bound_of(limit, node)
@@ -328,7 +328,7 @@ def agreement(computed: Iterable[tuple[str, str, str]]) -> dict[str, Verdict]:
 
 
 def said(judged: Judged) -> str:
-    """Render a node's speed, ``27 % of the others (p < 0.001, 9 rounds)``, and why if unsure; empty if unknown."""
+    """Render a speed, ``27 % of the others (p < 0.001, 9 rounds)``, with why if unsure; empty without a speed."""
     if judged.speed is None:
         return ""
     rounds = human.count(len(judged.values), "round")
@@ -354,7 +354,7 @@ def why_unsure(judged: Judged) -> str:
 
 
 def _round(limit: Limit, runs: Runs) -> Round:
-    """Return the readings of single runs as a round."""
+    """Map nodes to readings of their single runs, inverted if lower is better; runs without a value are left out."""
     readings = {}
     for job in runs.jobs:
         value = job.value(limit.metric)
@@ -366,7 +366,7 @@ def _round(limit: Limit, runs: Runs) -> Round:
 
 
 def _value(limit: Limit, speed: float) -> float:
-    """Return the value of a speed as the workload prints it."""
+    """Convert a speed back to the value that the workload printed: its inverse if lower is better."""
     if not limit.lower_is_better:
         return speed
     return 0.0 if speed >= 1 / LEAST else 1 / speed
@@ -378,6 +378,6 @@ def _passed(judged: Judged | None) -> bool | None:
 
 
 def in_turn(check: Check, many: int) -> Check:
-    """Return a check whose run gives each node so many turns."""
+    """Return a copy of a check with the option that gives each node ``many`` turns."""
     arguments = (*check.options.arguments, (turns.OPTION, str(many)))
     return replace(check, options=replace(check.options, arguments=arguments))

@@ -63,7 +63,7 @@ class BaselineReport(Struct, frozen=True, kw_only=True):
 
 
 def new_directory(path: Path, *, numbered: bool) -> Path:
-    """Create the directory of a report, with ``numbered`` under the next free name; ConfigError if it has a report.
+    """Create and return a report's directory, with ``numbered`` under a free name; ConfigError if it has a report.
 
     HostError if it cannot be created.
     """
@@ -90,7 +90,7 @@ def read(path: Path) -> Baseline | None:
 
 
 def write(directory: Path, validation: Validation) -> ValidationReport:
-    """Write the HTML page and the JSON file of a validation; return their paths. HostError if that fails."""
+    """Write report.html and the JSON file of a validation; return it with both paths. HostError if that fails."""
     page, data = directory / "report.html", directory / DATA
     pages.write(page, validation)
     _write(data, validation)
@@ -98,7 +98,7 @@ def write(directory: Path, validation: Validation) -> ValidationReport:
 
 
 def record(path: Path, report: ValidationReport, before: Baseline | None = None) -> BaselineReport:
-    """Write the figures of a validation to the baseline file, if it passed. HostError if that fails.
+    """Write a passed validation's figures to the baseline file; return a report, ``file`` empty if not passed.
 
     ``before`` is the baseline that is replaced.
     """
@@ -118,4 +118,5 @@ def record(path: Path, report: ValidationReport, before: Baseline | None = None)
 
 
 def _write(path: Path, document: Struct) -> None:
+    """Write a struct to a file as indented JSON, with mode 644. HostError if that fails."""
     files.write(path, msgspec.json.format(msgspec.json.encode(document)).decode() + "\n", mode=0o644)

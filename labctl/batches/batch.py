@@ -69,7 +69,7 @@ def run(
     repeat: int = 1,
     resume: bool = False,
 ) -> BatchReport:
-    """Run a workload on each hostfile of directories, but not on unusable nodes; write record and logs to ``out``."""
+    """Run a workload on each hostfile of directories; write record and logs to ``out``; skip unusable nodes' jobs."""
     context = backend.context
     workload = bounded(context.directory, workload)
     directory = out or next_directory(context.directory / default_directory(directories, name), resume=resume)
@@ -104,10 +104,11 @@ def run_jobs(
     launching, stopped = threading.Semaphore(LAUNCHED), threading.Event()
 
     def run_one(job: BatchJob, note: Callable[[BatchJob], None]) -> Result:
-        """Launch a job as a detached run, unless the batch was stopped, and follow it to its result."""
+        """Launch a job as a detached run, or follow its earlier one, and return its result."""
         of_job = replace(options, hostfile=Path(job.hostfile), detach=True, wait=True, batch=f"{batch.id} {job.log}")
 
         def launch(quiet: Backend) -> RunSummary:
+            """Launch the run, at most LAUNCHED at once; Interrupted if the batch was stopped before."""
             with launching:
                 if stopped.is_set():
                     raise Interrupted("the batch was stopped before")
@@ -116,6 +117,7 @@ def run_jobs(
         return run_job(backend, directory, launch, job, note)
 
     def stop(run_ids: list[str]) -> None:
+        """Let no further run start, and stop the runs of these ids."""
         stopped.set()
         backend.context.notice(f"ending {human.count(len(run_ids), 'run')}")
         judge.stop_all(backend, run_ids, f"{owner()} stopped the batch")
@@ -125,11 +127,7 @@ def run_jobs(
 
 
 def plan(lab: Lab, workload: Workload, directories: Iterable[Path], options: RunOptions, *, repeat: int = 1) -> Batch:
-    """Plan a batch: a workload on each hostfile of these sets, ``repeat`` times; each job has its log's name.
-
-    Logs are named as in Lambda's scripts: model, step, job. ConfigError if a hostfile cannot be used, before anything
-    runs.
-    """
+    """Return a new batch: each hostfile of the sets as a job, ``repeat`` times. ConfigError if one is unusable."""
     sets = [(directory.resolve().name, hostfiles.listed(directory)) for directory in directories]
     if twice := repeated(name for name, _ in sets):
         raise ConfigError(f"two sets are named {twice}", hint="their logs would have the same names: rename one")
@@ -172,7 +170,7 @@ def repeated(names: Iterable[str]) -> str:
 
 
 def read_hostfile(lab: Lab, path: Path) -> BatchJob:
-    """Read a hostfile as a job without a log. ConfigError if the hostfile cannot be used."""
+    """Read a hostfile as a job whose log is empty. ConfigError if it cannot be used in the lab."""
     entries = hostfile.parse(read_text(path), str(path))
     chosen = jobs.choose(lab, entries, str(path))
     names = tuple(name for name, _ in entries)
@@ -187,7 +185,7 @@ def read_hostfile(lab: Lab, path: Path) -> BatchJob:
 
 
 def renamed(batch: Batch) -> str:
-    """Return node names of the hostfiles that differ in the lab, as "a is worker-0, ..."; empty if none does."""
+    """Return the hostfile names that differ from the lab's nodes, as "a is worker-0, ..."; empty if none does."""
     pairs: dict[tuple[str, str], None] = {}
     for job in batch.jobs:
         pairs |= dict.fromkeys(zip(job.names, job.nodes, strict=True))
@@ -195,10 +193,7 @@ def renamed(batch: Batch) -> str:
 
 
 def begin(directory: Path, batch: Batch, lab: Lab, *, resume: bool) -> Batch:
-    """Write and return a new batch's record, or with ``resume`` the old one. ConfigError if there is one, or none.
-
-    ConfigError if the directory has a record without ``resume``, or none with it.
-    """
+    """Save and return a new batch, or the recorded one if ``resume``. ConfigError if one is there, or missing."""
     if resume:
         batch = resumed(directory, batch, lab)
     elif record.load(directory):
@@ -233,7 +228,7 @@ def resumed(directory: Path, batch: Batch, lab: Lab) -> Batch:
 
 
 def again(job: BatchJob, launched: Mapping[str, str], unjudged: Collection[str]) -> BatchJob:
-    """Return a job in its state for --resume: waiting if it was interrupted, running if its run was launched."""
+    """Return a job as --resume takes it: waiting again if interrupted, running if its run exists, else unchanged."""
     if job.cause == "interrupted":
         run_id = job.run_id if job.run_id in unjudged else ""
         job = replace(job, state="waiting", run_id=run_id, verdict="", cause=None, message="", began=None, ended=None)
@@ -263,7 +258,7 @@ def leave_out(directory: Path, batch: Batch, unusable: Mapping[str, str]) -> Bat
 
 
 def unknown_runs(lab: Path, batch: Batch) -> dict[str, str]:
-    """Map log to run id for runs of a batch that its record does not have: labctl was killed while it launched them."""
+    """Map log to run id for runs launched for a batch since it began whose ids its record lacks."""
     recorded_ids = {job.run_id for job in batch.jobs}
     launched: dict[str, str] = {}
     for run_id in store.ids(lab):
@@ -287,7 +282,7 @@ def carry_out(
     *,
     parallel: int = 0,
 ) -> Batch:
-    """Run a batch's open jobs by ``run``, ``show`` each change, return the batch; on Ctrl-C ``stop`` gets running runs.
+    """Run a batch's open jobs by ``run``, ``show`` each change; return the batch; on Ctrl-C call ``stop``, raise.
 
     ``run`` runs one job to its end and passes the job to its second argument once the run has an id. After Ctrl-C,
     ``stop`` gets the ids of the running runs and KeyboardInterrupt is raised once they have ended. ``show`` gets the
@@ -344,7 +339,7 @@ def run_job(
     job: BatchJob,
     note: Callable[[BatchJob], None],
 ) -> Result:
-    """Follow a job's earlier run; without one, or if it was interrupted, run the job; log it; errors become its result.
+    """Follow a job's earlier run, or launch and follow one if there is none or it was interrupted; write its log.
 
     If the job cannot run, the error becomes its result. HostError if the log cannot be written.
     """
@@ -361,7 +356,7 @@ def run_job(
                 log.write(text)
 
         def emit(event: Event) -> None:
-            """Write output lines to the log, pass warnings on, drop other events."""
+            """Write an output line to the log, pass a warning on with the job's name, drop other events."""
             if event.kind == "line":
                 write(f"{event.text}\n")
             elif event.kind == "warning":
@@ -425,7 +420,7 @@ def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
 
 
 def report(directory: Path, batch: Batch) -> BatchReport:
-    """Summarise a batch: wall-clock seconds, seconds of its busiest node, jobs that passed, others, and remarks."""
+    """Summarise a batch: seconds, seconds of its busiest node, jobs that passed, all others, remarks on outliers."""
     done = [job for job in batch.jobs if job.began and job.ended]
     passed = sum(job.verdict == "PASS" for job in done)
     in_use: dict[str, float] = {}
@@ -452,10 +447,7 @@ def default_directory(directories: tuple[Path, ...], workload: str) -> Path:
 
 
 def next_directory(path: Path, *, resume: bool) -> Path:
-    """Return a batch's directory: the last of ``path``, ``path-2``..., or the next if that is complete, unless resumed.
-
-    With ``resume``, or if the last batch is incomplete, it is that batch's directory.
-    """
+    """Return the directory of the last batch, ``path-N``; the next free if that is complete and not ``resume``."""
 
     def numbered(number: int) -> Path:
         return path.with_name(f"{path.name}-{number}") if number > 1 else path

@@ -129,7 +129,7 @@ def diagnose(
     figures: int = 1,
     notice: Callable[[str], None] = lambda _: None,
 ) -> Steps[Diagnosis]:
-    """Yield rounds, disjoint groups to run at the same time; take their outcomes by send(); return the diagnosis.
+    """Yield rounds of disjoint groups to run at once; take outcomes by send(); return bad nodes and links.
 
     A run is bad if it failed, if its value per node is below ``minimum``, or if it is more than ``within`` below the
     median of good runs of about its size; up to a third of the nodes may be bad. ``seed`` shuffles the nodes: another
@@ -157,7 +157,7 @@ def confirm(
     figures: int = 1,
     notice: Callable[[str], None] = lambda _: None,
 ) -> Steps[Diagnosis]:
-    """Yield rounds that test what is slow by a diagnosis again, by new runs alone; return the diagnosis of both.
+    """Yield rounds that test a diagnosis's slow nodes and links again; return it, unconfirmed ones unsure.
 
     What is not bad again is unsure. ``rounds`` and the others are those of ``diagnose``.
     """
@@ -209,7 +209,7 @@ class _Bisection:
         figures: int,
         notice: Callable[[str], None],
     ) -> None:
-        """Start with nodes in this order; ``limit`` is the number of rounds."""
+        """Start without runs; ``order`` is the shuffled nodes, ``limit`` the number of rounds."""
         self.order, self.within, self.minimum, self.limit, self.notice = order, within, minimum, limit, notice
         self.figures = figures
         self.rounds = 0
@@ -233,7 +233,7 @@ class _Bisection:
         """Values of good runs, by scale."""
 
     def all_nodes(self) -> Steps[None]:
-        """Find bad nodes, then bad links."""
+        """Yield the rounds of the whole search: pairs, then suspects, then links; record bad nodes and links."""
         opening = yield from self.opening()
         if not self.good and len(self.order) > 2:
             yield from self.resolve([], self.order)
@@ -244,14 +244,14 @@ class _Bisection:
             yield from self.bad_links([run.nodes for run in opening if not run.bad])
 
     def first_suspects(self, bad: Iterable[Group]) -> list[str]:
-        """Return nodes that failed alone, and nodes of bad pairs that no good run has cleared."""
+        """Return nodes of bad groups that ran alone or were in no good run."""
         suspects: list[str] = []
         for group in bad:
             suspects += [node for node in group if len(group) == 1 or node not in self.good]
         return suspects
 
     def bad_links(self, good: list[Group]) -> Steps[None]:
-        """Find bad links: merge good groups until all nodes are in one, then test pairs that no run has covered."""
+        """Merge good groups until all nodes are in one, then test untested ends of bad links; record bad ones."""
         groups = _partition(self.usable(self.order), good)
         while len(groups) > 1:
             groups = yield from self.check(_merge(groups))
@@ -278,10 +278,7 @@ class _Bisection:
         return runs
 
     def resolve(self, groups: Iterable[Group], suspects: Iterable[str]) -> Steps[list[Group]]:
-        """Test suspects, then pairs of good nodes, for bad nodes and links; return groups with bad or unsure ones.
-
-        Return the groups that include a node or link that was found bad or unsure.
-        """
+        """Test suspects, then bad pairs; record verdicts; return the groups with bad or unsure nodes or links."""
         tests = yield from self.settle([(node,) for node in dict.fromkeys(suspects)])
         for (node,), runs in tests.items():
             verdict = self.verdict(runs, len(self.order))
@@ -309,7 +306,7 @@ class _Bisection:
         return [group for group in groups if self.usable(group) != group]
 
     def settle(self, subjects: list[Group]) -> Steps[dict[Group, list[Run]]]:
-        """Test each pair, or each node with partners, until bad or good runs lead; return the runs of each.
+        """Test each pair, or node with a partner, until its verdict is sure or tests run out; return runs by it.
 
         Earlier runs count too, except the first one: it was bad, which is why the subject is tested.
         """
@@ -340,7 +337,7 @@ class _Bisection:
         return len(runs) < MAX_TESTS and self.verdict(runs, of_kind) == "unsure"
 
     def verdict(self, runs: Sequence[Run], of_kind: int) -> evidence.Verdict:
-        """Return the verdict that tests of a node or link allow; ``of_kind``: how many nodes or links there are.
+        """Return bad, good or unsure by tests of a node or link; bad at once if FAILURES or more all failed.
 
         Half of the false accusations that are allowed are for nodes, half for links.
         """
@@ -373,7 +370,7 @@ class _Bisection:
         return (many + 1) * (1 + 1 / many) ** many
 
     def is_slow(self, run: Run) -> bool:
-        """Tell if a test failed, or is below the minimum or, by ``within``, its slowest peer; without peers, if bad."""
+        """Tell if a test failed, is below the minimum or its slowest peer by ``within``; or bad, without peers."""
         if run.value is None or not run.peers:
             return run.bad
         possible = evidence.undisturbed(run.value, run.lost)
@@ -381,7 +378,7 @@ class _Bisection:
         return below or possible < (1 - self.within) * evidence.slowest(run.peers)
 
     def with_partners(self, subjects: list[Group], tests: Mapping[Group, list[Run]]) -> dict[Group, Group]:
-        """Return disjoint groups to run, by subject, some left out: a node has a good partner, or is alone if none is.
+        """Map subjects to disjoint groups: a pair itself, a node with a free partner; alone if none exists.
 
         Subjects for which no partner is free are left out.
         """
@@ -404,13 +401,13 @@ class _Bisection:
         return groups
 
     def partner(self, node: str, free: Sequence[str], runs: Iterable[Run]) -> str:
-        """Choose the partner from ``free`` that the node has run with least in these tests and in earlier bad pairs."""
+        """Return the node of ``free`` that a node has met least in these tests and earlier bad pairs."""
         met = Counter(chain.from_iterable(run.nodes for run in runs))
         met.update(self.bad_with[node])
         return min(free, key=met.__getitem__)
 
     def check(self, groups: list[Group]) -> Steps[list[Group]]:
-        """Run merged groups and search the bad ones; return the good ones, without the bad nodes and links found."""
+        """Run merged groups and search bad ones for nodes and links; return the good rest of the groups."""
         left = (len(groups) - 1).bit_length()
         self.doing = f"good groups together, as a link between them may be bad; {left} more such rounds"
         bad = yield from self.run(groups)
@@ -430,7 +427,7 @@ class _Bisection:
         return good
 
     def search(self, groups: list[Group]) -> Steps[list[Group]]:
-        """Run bad groups in halves down to pairs, all in the same rounds; return the pairs that are bad."""
+        """Run bad groups in halves, in halves of those and so on; return the pairs that are bad."""
         if not groups:
             return []
         bad_pairs = yield from self.run([group for group in groups if len(group) == 2])
@@ -444,7 +441,7 @@ class _Bisection:
         return bad_pairs
 
     def run(self, tests: list[Group]) -> Steps[list[Group]]:
-        """Run groups and controls in one round, record the runs; return failed or slow groups. Stopped at the limit."""
+        """Run groups and controls in one round and record them; return the bad groups. Stopped at the limit."""
         if not tests:
             return []
         controls = self.controls(tests)
@@ -453,7 +450,7 @@ class _Bisection:
         return [run.nodes for run in runs[len(controls) :] if run.bad]
 
     def ask(self, groups: tuple[Group, ...]) -> Steps[dict[Group, Outcome]]:
-        """Yield one round and take its outcomes. Stopped if the limit is reached."""
+        """Yield groups as one round and return their outcomes by group. Stopped if the limit of rounds is reached."""
         if self.rounds == self.limit:
             raise Stopped(f"The limit of {self.limit} rounds was reached.")
         self.rounds += 1
@@ -462,7 +459,7 @@ class _Bisection:
         return {group: outcomes[group] for group in groups}
 
     def controls(self, tests: list[Group]) -> list[Group]:
-        """Return groups of the size of the tests, made of good nodes that the tests leave idle; others each round."""
+        """Return groups as large as the largest test, of idle good nodes shuffled anew in each round."""
         busy = set().union(*tests)
         # The same groups in each round would be the same bad links.
         idle = _shuffled(self.usable([node for node in self.partners() if node not in busy]), self.rounds)
@@ -497,7 +494,7 @@ class _Bisection:
         return tuple(taken)
 
     def compare(self, outcomes: Mapping[Group, Outcome], controls: Sequence[Group] | None = None) -> list[Run]:
-        """Judge runs against their controls; if these are few, against all of the round and the good runs before."""
+        """Judge runs by the median of three or more controls of their size, else of the round and earlier runs."""
         controlled, of_scale = defaultdict(list), defaultdict(list)
         for group, outcome in outcomes.items():
             of_scale[_scale(group)].append(outcome.value or 0.0)
@@ -519,7 +516,7 @@ class _Bisection:
         ]
 
     def peers(self, outcomes: Mapping[Group, Outcome], controls: Sequence[Group]) -> dict[Group, tuple[float, ...]]:
-        """Return what each test is compared with: the controls of its size; with fewer than two, all others of it."""
+        """Map each test to the values it is compared with: controls of its size, else all others of that size."""
         tests = [group for group in outcomes if group not in set(controls)]
         peers = {}
         for test in tests:
@@ -530,14 +527,14 @@ class _Bisection:
         return peers
 
     def median(self, values: list[float]) -> float:
-        """Return the median of the good values: those near the upper quartile, so a quarter of them must be good."""
+        """Return the median of values at most 1.5 ``within`` below the upper quartile."""
         from statistics import median
 
         top = sorted(values)[len(values) * 3 // 4]
         return median(value for value in values if value >= (1 - 1.5 * self.within) * top)
 
     def judged(self, nodes: Group, outcome: Outcome, median: float, peers: tuple[float, ...]) -> Run:
-        """Judge a run: bad if it failed, is below the minimum, or more than ``within`` below the median."""
+        """Return a run, bad if failed, below the minimum, or more than ``within`` below the median."""
         value = outcome.value
         figure = None if value is None or not median else value / median
         # The bandwidth of a single rank is 0 by definition, and no evidence against its node.
@@ -547,7 +544,7 @@ class _Bisection:
         return Run(nodes=nodes, value=value, figure=figure, bad=bad, why=outcome.why, lost=outcome.lost, peers=peers)
 
     def learn(self, runs: list[Run]) -> None:
-        """Record runs: good nodes, bad pairs, and the values of good runs, with which later ones are compared."""
+        """Record runs: the nodes of good ones as good, bad pairs, and good values for later comparison."""
         self.record += runs
         for run in runs:
             if run.bad and len(run.nodes) == 2:
@@ -560,7 +557,7 @@ class _Bisection:
                     self.good.update(run.nodes)
 
     def bad_link(self, nodes: tuple[str, str], runs: list[Run]) -> BadLink:
-        """Build the verdict on a link, with a good run of each end without the other."""
+        """Build a bad link with kind, figure, its runs, and for each end a good run without the other if any."""
         kind, figure = _summary(runs)
         a, b = nodes
         apart = filter(None, (self.good_run(a, without=b), self.good_run(b, without=a)))
@@ -574,7 +571,7 @@ class _Bisection:
         return next((run for run in good if node in run.nodes and without not in run.nodes), None)
 
     def diagnosis(self, nodes: Group, note: str = "") -> Diagnosis:
-        """Build the diagnosis from the runs so far; no node is bad if no run was good."""
+        """Build the diagnosis from the runs so far; with a note and no bad node if no run was good."""
         if all(run.bad for run in self.record):
             self.bad = {}
             note = note or "No run was good: look at the workload, or at the minimum."

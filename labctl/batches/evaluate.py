@@ -134,7 +134,7 @@ def judge(runs: Sequence[Measured], limits: Limits) -> Evaluation:
 
 
 def _by_job(runs: Sequence[Measured]) -> tuple[JobResult, ...]:
-    """Combine the runs of each hostfile into one job, which has failed if one of them has."""
+    """Combine the runs of each directory, set, workload and job into one, with the first failed run's cause."""
     grouped: dict[tuple[str, ...], list[Measured]] = defaultdict(list)
     for run in runs:
         grouped[run.directory, run.set, run.workload, run.job].append(run)
@@ -144,7 +144,7 @@ def _by_job(runs: Sequence[Measured]) -> tuple[JobResult, ...]:
 
 
 def _combined(runs: list[Measured], prefix: str) -> JobResult:
-    """Combine runs of the same job: mean, spread, and the cause of the first run that failed."""
+    """Combine the runs of one job into a result: mean value, spread, logs, and the cause of the first failed run."""
     first = runs[0]
     values = [run.value for run in runs if run.value is not None]
     value = _mean(values) if values else None
@@ -170,7 +170,7 @@ def _combined(runs: list[Measured], prefix: str) -> JobResult:
 
 
 def _judged(job: JobResult, size: SizeResult | None, limits: Limits) -> JobResult:
-    """Judge a job: a failed run keeps its cause, else that of the first missed limit; set distance and outlier."""
+    """Return a job with status, distance from its size's median and outlier flag; FAIL with a cause if it misses."""
     median = size.median if size else None
     vs_median = job.per_node / median - 1 if job.per_node is not None and median is not None and median > 0 else None
     misses = [(job.cause, job.message)] if job.cause else list(_misses(job, median, limits))
@@ -182,7 +182,7 @@ def _judged(job: JobResult, size: SizeResult | None, limits: Limits) -> JobResul
 
 
 def _is_outlier(job: JobResult, size: SizeResult | None) -> bool:
-    """Tell if a job whose runs passed is far below the others of its size."""
+    """Tell if a job without a failed run has a value per node under its size's outlier bound."""
     if job.cause or job.per_node is None or size is None or size.outlier_below is None:
         return False
     return job.per_node < size.outlier_below
@@ -204,7 +204,7 @@ def _misses(job: JobResult, median: float | None, limits: Limits) -> Iterable[tu
 
 
 def _below_minimum(value: float, size: int | None, limits: Limits) -> Iterable[tuple[str, str]]:
-    """Yield cause and message if a value is below the minimum, which may be per node."""
+    """Yield cause and message if a value is below the minimum, times the nodes if that is per node, or is nan."""
     if limits.min is None:
         return
     least, each = limits.min, ""
@@ -226,7 +226,7 @@ def _below_median(per_node: float, median: float, within: float) -> Iterable[tup
 
 
 def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
-    """Compute statistics of each workload and size, over the jobs whose runs did not fail."""
+    """Return statistics per workload and size over jobs that did not fail; efficiency is against the smallest."""
     from statistics import median
 
     grouped: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -255,7 +255,7 @@ def _by_size(jobs: Iterable[JobResult]) -> tuple[SizeResult, ...]:
 
 
 def _outlier_below(values: Sequence[float]) -> float | None:
-    """Return the value below which a job is an outlier, by median and spread; None for few jobs or a median <= 0."""
+    """Return the value below which a job is an outlier; None for fewer than FEWEST jobs or a median <= 0."""
     from statistics import median
 
     # Median and median absolute deviation hardly move with outliers, as long as these are less than half of the jobs.
@@ -282,7 +282,7 @@ def _remarks(jobs: Sequence[JobResult], sizes: Iterable[SizeResult]) -> Iterable
 
 
 def _too_few(jobs: Iterable[JobResult]) -> Iterable[str]:
-    """Yield a line about jobs that failed beside others by fewer than FEWEST runs."""
+    """Yield a line about jobs below the median that ran fewer than FEWEST times; nothing if there are none."""
     slow = [job.job for job in jobs if job.cause == "below-median" and job.repeats < FEWEST]
     if slow:
         yield (
@@ -292,10 +292,7 @@ def _too_few(jobs: Iterable[JobResult]) -> Iterable[str]:
 
 
 def _by_node(jobs: Iterable[JobResult]) -> tuple[NodeResult, ...]:
-    """Judge nodes by their jobs: failed nodes first, then by distance below the median.
-
-    Jobs that are not finished are left out.
-    """
+    """Return a result for each node of finished jobs: failed nodes first, then by distance below the median."""
     grouped: dict[str, list[JobResult]] = defaultdict(list)
     for job in jobs:
         if job.cause != "not-finished":
@@ -311,7 +308,7 @@ def _distance(node: NodeResult) -> float:
 
 
 def _node(node: str, jobs: list[JobResult]) -> NodeResult:
-    """Judge a node: failed if all of its jobs failed, or all jobs that it ran alone."""
+    """Return a node's result, FAIL if all its jobs failed or all those it ran alone, with its mean distance."""
     failed = [job for job in jobs if job.status == "FAIL"]
     alone = [job for job in jobs if job.size == 1]
     distances = [job.vs_median for job in jobs if job.vs_median is not None]
@@ -348,12 +345,13 @@ def _evidence(job: JobResult) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean, kept between the lowest and highest value against rounding."""
     # By rounding, the mean of equal values may lie below a threshold that all of them reach.
     return min(max(sum(values) / len(values), min(values)), max(values))
 
 
 def _variation(values: Sequence[float]) -> float | None:
-    """Return the coefficient of variation, with the sample standard deviation; None for one value or a mean of 0."""
+    """Return standard deviation / |mean|, of the sample; None for fewer than two values or a mean of 0."""
     if len(values) < 2 or not (mean := _mean(values)):
         return None
     return float((sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5 / abs(mean))

@@ -70,22 +70,22 @@ class Reading(Struct, frozen=True):
 
     @property
     def proven(self) -> float:
-        """Return the speed over all of its time."""
+        """Return the speed; if corrected, times the share of time that other programs did not take."""
         return self.speed * (1 - self.lost) if self.corrected else self.speed
 
     @property
     def included(self) -> float:
-        """Return the share of its time that other programs took and that the speed includes."""
+        """Return the lost share of time that the speed still includes; 0 if it was corrected."""
         return 0.0 if self.corrected else self.lost
 
     @property
     def possible(self) -> float:
-        """Return the speed that it may have had without the other programs."""
+        """Return the speed it may have had without other programs, which slowed it for the ``included`` share."""
         return undisturbed(self.speed, self.included)
 
     @property
     def is_comparable(self) -> bool:
-        """Tell if it is known well enough what other programs took."""
+        """Tell if other programs took at most DISTURBED of the time the speed includes."""
         return self.included <= DISTURBED
 
 
@@ -124,9 +124,9 @@ def error_per_test(nodes: int, figures: int) -> float:
 
 
 def evidence(wins: Iterable[tuple[bool, float]]) -> float:
-    """Return the evidence that a node wins too often, of (won, N) per round: a good node wins at most one in N.
+    """Return the evidence, 1.0 without rounds, that a node wins too often, given (won, N) per round.
 
-    That is the number of nodes that could win, if all are measured alike. 1.0 without rounds.
+    N is the number of nodes that could win, if all are measured alike.
     """
     logs = [math.log(weight) for _, weight in WINS]
     for won, many in wins:
@@ -136,7 +136,7 @@ def evidence(wins: Iterable[tuple[bool, float]]) -> float:
 
 
 def against_bound(misses: Sequence[bool | None], error: float) -> Verdict:
-    """Judge values against a constant bound, by whether each misses it: bad if more than half surely do.
+    """Judge by which values after the first miss a bound: bad, good if CLEARED more hold than miss, or unsure.
 
     Good as soon as ``CLEARED`` more hold than miss. The first value, which may have raised the suspicion, is no
     evidence against it. Of None it is not known, as other programs may be why it misses.
@@ -147,12 +147,12 @@ def against_bound(misses: Sequence[bool | None], error: float) -> Verdict:
 
 
 def undisturbed(speed: float, lost: float) -> float:
-    """Return the speed that a run may have had without other programs, which took this share of its time."""
+    """Return the speed of a run if no other program had taken this share of its time, at most DISTURBED."""
     return speed / max(1 - lost, 1 - DISTURBED)
 
 
 def both(first: Judged, later: Judged) -> Judged:
-    """Return the verdict of two series of rounds, some time apart: bad if both are, good if one is and none is bad."""
+    """Join two verdicts of rounds some time apart: bad if both are, good if one is and none is bad, else unsure."""
     verdicts = {first.verdict, later.verdict}
     verdict: Verdict = "good" if "good" in verdicts and "bad" not in verdicts else "unsure"
     doubt = ""
@@ -179,7 +179,7 @@ def p_text(p: float) -> str:
 
 
 def rounds_needed(references: int, error: float) -> int:
-    """Return how many rounds, all won, decide against so many references, plus one that screens the nodes."""
+    """Return how many rounds decide against a node if all go against it, plus one that chooses references."""
     rounds = 1
     while evidence([(True, odds(references))] * rounds) < 1 / error:
         rounds += 1
@@ -187,7 +187,7 @@ def rounds_needed(references: int, error: float) -> int:
 
 
 def judge(rounds: Sequence[Round], within: float, error: float) -> dict[str, Judged]:
-    """Judge each node by its rounds: bad if surely slower than ``within`` allows, good if surely fast enough.
+    """Map nodes to verdicts: bad if surely more than ``within`` below the references, good if surely fast enough.
 
     A good node is above GOOD of its references' speed, or above 1 - ``within`` if that is less. The first round only
     chooses the first references. Rounds without a reading of the node do not count.
@@ -218,7 +218,7 @@ class _Compared(Struct, frozen=True, kw_only=True):
 
 
 def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator[tuple[str, _Compared]]:
-    """Yield each node of a round with its comparison; nodes without references are left out.
+    """Yield each comparable node of a round with its comparison to the others; none without references.
 
     References are the other nodes that are at most ``within`` below the usual speed in the rounds before; if they are
     too few, the fastest ones.
@@ -249,7 +249,7 @@ def _comparisons(before: Sequence[Round], now: Round, within: float) -> Iterator
 
 
 def slowest(speeds: Sequence[float], one_in: int = OUTLIERS) -> float:
-    """Return the slowest of these sorted speeds, of which the slowest one in ``one_in`` are left out."""
+    """Return the slowest of ascending speeds, the slowest one in ``one_in`` of them left out."""
     return speeds[len(speeds) // one_in]
 
 
@@ -264,7 +264,7 @@ def usual(speeds: Iterable[float]) -> float:
 
 
 def _judged(node: str, rounds: Sequence[Round], compared: Sequence[_Compared], within: float, error: float) -> Judged:
-    """Judge a node by its comparisons: verdict, share of the references' speed with bounds, p, and lost time."""
+    """Judge a node by its comparisons: verdict, median share of the references' speed with bounds, p, lost time."""
     slow, good = _evidence_below(compared, 1 - within), _evidence_above(compared, min(GOOD, 1 - within))
     verdict: Verdict = "unsure"
     if slow >= 1 / error:
@@ -300,7 +300,7 @@ def _evidence_below(compared: Iterable[_Compared], share: float) -> float:
 
 
 def _evidence_above(compared: Iterable[_Compared], share: float) -> float:
-    """Return the evidence that a node's speed is above a share of its references' speed."""
+    """Return the evidence that a node's proven speed is above a share of its fastest references' speed."""
     return evidence((at.reading.proven > share * at.fastest, at.odds) for at in compared)
 
 
@@ -310,4 +310,5 @@ def _median_speed(node: str, rounds: Sequence[Round]) -> float:
 
 
 def _exp(logarithm: float) -> float:
+    """Return e to the power of a logarithm, capped at 700 against overflow."""
     return math.exp(min(logarithm, 700.0))

@@ -28,7 +28,7 @@ def evaluate(
     lambda_csv: Path | None = None,
     junit: Path | None = None,
 ) -> Evaluation:
-    """Judge the batches or logs of these directories together; write CSV, Lambda's CSV and JUnit XML to given paths."""
+    """Judge batches or logs of directories together; write CSV, Lambda's CSV and JUnit XML to given paths."""
     named = tuple(dict.fromkeys(directories))
     evaluation = judge([run for directory in named for run in logs.read(directory, pattern)], limits)
     if csv:
@@ -41,17 +41,19 @@ def evaluate(
 
 
 def _write(path: Path, text: str) -> None:
+    """Write text to a file, newlines as they are, creating its directory. HostError if that fails."""
     with files.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="")
 
 
 def results_csv(evaluation: Evaluation) -> str:
-    """Render one CSV line per job. Shares are fractions, not per cent; unknown values are empty."""
+    """Render CSV with a header and one line per job; shares are fractions, not per cent, unknown values empty."""
     return _csv(COLUMNS, (_row(job, evaluation.unit) for job in evaluation.jobs))
 
 
 def _row(job: JobResult, unit: str) -> tuple[object, ...]:
+    """Return a job's values in the order of COLUMNS, its nodes joined by commas."""
     numbers = (job.size, job.value, unit, job.per_node, job.vs_median, job.repeats, job.spread)
     return job.job, job.set, job.workload, ", ".join(job.nodes), *numbers, job.status, job.cause, job.message
 
@@ -69,7 +71,7 @@ def lambda_results(paths: Iterable[str], limits: Limits) -> str:
 
 
 def _csv(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Render a header and rows as CSV."""
+    """Render a header and rows as CSV text."""
     text = io.StringIO()
     writer = tables.writer(text)
     writer.writerow(head)

@@ -62,7 +62,7 @@ class Bound(Struct, frozen=True, kw_only=True):
         return value >= self.value if self.sign == ">=" else value <= self.value
 
     def misses(self, value: float, lost: float) -> bool | None:
-        """Tell if a value misses the bound; None if other programs, which took this share of its time, may be why."""
+        """Tell if a value misses the bound; None if the share of time lost to other programs may be why."""
         if self.holds(value):
             return False
         if lost > DISTURBED:
@@ -72,12 +72,12 @@ class Bound(Struct, frozen=True, kw_only=True):
 
 
 def subject(nodes: Sequence[str], *, everyone: bool) -> str:
-    """Return the subject of a figure: a node, two nodes as ``a - b``, or empty for all nodes together."""
+    """Return the name of a figure's nodes: a node, two nodes as ``a - b``, or empty for all nodes together."""
     return "" if everyone else " - ".join(nodes)
 
 
 def measured(check: Check, job: JobOutcome) -> list[tuple[str, ...]]:
-    """Return the nodes of each figure of a job: one node each if they take turns, else all of the job's nodes."""
+    """Return the nodes of each figure of a job: each node by itself if they take turns, else all nodes as one."""
     return [(node,) for node in job.nodes] if check.nodes == "turns" else [job.nodes]
 
 
@@ -88,7 +88,7 @@ def bounds(
     baseline: Baseline | None,
     hosts: Mapping[str, str],
 ) -> dict[tuple[str, str], Bound]:
-    """Return bounds by metric and subject: the profile's constant, else the baseline's value, else the median of pairs.
+    """Return bounds by metric and subject: the profile's limit, else the baseline's value, else pairs' median.
 
     A pair without a constant bound is compared with the other pairs, if they are of several hosts: those of one host
     share its network. Nodes alone are not: ``evidence`` judges them.
@@ -112,7 +112,7 @@ def bounds(
 def _before(
     baseline: Baseline, check: Check, metric: str, nodes: Sequence[str], hosts: Mapping[str, str]
 ) -> float | None:
-    """Return an unchanged check's value in the baseline: of the same nodes and hosts, or all if as many; else None."""
+    """Return a check's baseline value for the same nodes and hosts, or as many nodes; None if any has changed."""
     if baseline.checks.get(check.name) != digest(check):
         return None
     everyone = check.nodes == "all"
@@ -125,7 +125,7 @@ def _before(
 
 
 def _usual(limit: Limit, values: Sequence[float]) -> tuple[float, str]:
-    """Return the value to compare with and its name: the median of the nodes or pairs; of two the better one."""
+    """Return the median of values, or the better of two, with text that names it, such as ``median of 5``."""
     from statistics import median
 
     if len(values) > 2:
@@ -150,7 +150,7 @@ def _relative(limit: Limit, value: float, source: str, within: float) -> Bound:
 
 
 def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, str], Bound]) -> list[Figure]:
-    """Judge the figures of jobs: a figure without a number has missed, one without a bound is not judged (None)."""
+    """Return a figure per job and metric: False without a number or a miss, None without a bound, else True."""
     figures = []
     for job in jobs:
         name = subject(job.nodes, everyone=check.nodes == "all")
@@ -175,7 +175,7 @@ def judge(check: Check, jobs: Iterable[JobOutcome], limits: Mapping[tuple[str, s
 
 
 def latencies(check: Check, jobs: Iterable[JobOutcome]) -> list[Figure]:
-    """Return the latency of each pair, to show: a single one on the network of others is too uneven to be judged."""
+    """Return unjudged latency figures of pairs that gave one; [] unless the check is of pairs without that limit."""
     if check.nodes != "pairs" or any(limit.metric == LATENCY for limit in check.limits):
         return []
     return judge(
@@ -184,7 +184,7 @@ def latencies(check: Check, jobs: Iterable[JobOutcome]) -> list[Figure]:
 
 
 def against(figure: Figure, bound: Bound | None, runs: int) -> str:
-    """Render a figure that is not good after so many runs: its value, and what speaks against it."""
+    """Render a figure that is not good: its value, the bound that it misses, and in how many of the runs."""
     value = f"{figure.step}: {figure.what} {human.number(figure.value)} {figure.unit}".rstrip()
     counted = human.count(runs, "run")
     if not bound:

@@ -49,7 +49,7 @@ def pattern_named(word: str) -> Pattern:
 
 
 def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -> tuple[Group, ...]:
-    """Form groups of ``size`` by a pattern, with neighbours that share no node if possible; names may be left over.
+    """Return groups of ``size`` names by a pattern; names may be left over. ConfigError if size or pattern don't fit.
 
     ``sequential``: consecutive names; ``random``: the same of a shuffled list; ``pairs``: the first half with the
     second half; ``ring``: each name with the next ones; ``all-pairs``: each name with each other one. ConfigError if
@@ -74,7 +74,7 @@ def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -
 
 
 def _rings(names: tuple[str, ...], size: int) -> Iterator[Group]:
-    """Yield each node with the ``size`` - 1 after it, in a ring, ordered so that neighbouring groups seldom overlap."""
+    """Yield each name with the ``size`` - 1 names after it in a ring, so ordered that neighbours seldom overlap."""
     for start in range(size):
         for first in range(start, len(names), size):
             places = sorted((first + step) % len(names) for step in range(size))
@@ -82,7 +82,7 @@ def _rings(names: tuple[str, ...], size: int) -> Iterator[Group]:
 
 
 def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
-    """Yield rounds in which each node meets another, until each has met all (circle method of tournaments)."""
+    """Yield rounds of pairs, until each name has met each other one; of an odd number, one is idle per round."""
     first, *circle = names if len(names) % 2 == 0 else (*names, "")
     for turn in range(len(circle)):
         others = circle[turn:] + circle[:turn]
@@ -94,10 +94,7 @@ def round_robin(names: tuple[str, ...]) -> Iterator[tuple[Group, ...]]:
 def make(
     context: Context, file: Path | None, *, size: int, pattern: Pattern, slots: int, out: Path | None, seed: int
 ) -> HostfileSet:
-    """Write a set of hostfiles of the machines that a file lists; without a file, of the lab's nodes.
-
-    ConfigError if there is no such file.
-    """
+    """Write hostfiles of listed machines, or of the lab's nodes; return the set. ConfigError without the file."""
     machines, left_out = listed_machines(context, file) if file else nodes_of_lab(context)
     names = tuple(machines)
     chosen = groups(names, size, pattern, seed)
@@ -120,10 +117,7 @@ def make(
 
 
 def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return slots by listed machine in use, 0 if the file sets none, and the drained machines.
-
-    ConfigError if the file does not exist.
-    """
+    """Return slots by listed machine not drained (0 if unset), and drained names. ConfigError without the file."""
     if not file.is_file():
         raise ConfigError(
             f"{file}: no such file", hint="write a machine per line: its name, its IP address or worker-N"
@@ -134,7 +128,7 @@ def listed_machines(context: Context, file: Path) -> tuple[dict[str, int], tuple
 
 
 def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return slots by node in use, and drained or unusable nodes, noted as left out. HostError if none is in use."""
+    """Return slots by usable node of the lab, and other nodes' names, each noted. HostError if none is left."""
     require_initialised(context)
     with backends.connect(context) as backend:
         nodes, unusable = backend.lab().nodes, backend.unusable()
@@ -149,7 +143,7 @@ def nodes_of_lab(context: Context) -> tuple[dict[str, int], tuple[str, ...]]:
 
 
 def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the slots of the lab's node for each of these names; outside a lab 8 each, as Lambda's."""
+    """Return the slots of the lab's node for each name; if the directory is no lab, SLOTS for each."""
     if not is_lab(context.directory):
         return dict.fromkeys(names, SLOTS)
     with backends.connect(context) as backend:
@@ -158,13 +152,13 @@ def slots_in_lab(context: Context, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def default_directory(count: int, size: int, pattern: Pattern) -> Path:
-    """Return the default directory of a set: ``hostfiles/4nodes_2xN_PATTERN``, without the suffix if ``sequential``."""
+    """Return a set's default directory, ``hostfiles/4nodes_2xN_PATTERN``; without PATTERN if sequential."""
     suffix = "" if pattern == "sequential" else f"_{pattern}"
     return Path("hostfiles", f"{count}node{'s' * (count > 1)}_{size}xN{suffix}")
 
 
 def texts(chosen: tuple[Group, ...], slots: Mapping[str, int]) -> dict[str, str]:
-    """Render the hostfile of each group, by file name; sorted by name, as `batch` runs them."""
+    """Map the file name of each group's hostfile to its text, numbered in order."""
     digits = max(4, len(str(len(chosen))))
     by_name = {}
     for number, group in enumerate(chosen, start=1):
@@ -174,7 +168,7 @@ def texts(chosen: tuple[Group, ...], slots: Mapping[str, int]) -> dict[str, str]
 
 
 def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
-    """Write a set of hostfiles. ConfigError, with nothing written, if a hostfile there has another name or text.
+    """Write hostfiles into a directory. ConfigError, with nothing written, if one there has another name or text.
 
     HostError if it cannot be written.
     """
@@ -192,7 +186,7 @@ def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
 
 
 def listed(directory: Path) -> tuple[Path, ...]:
-    """Return the hostfiles of a set, sorted by name. ConfigError for a directory without any."""
+    """Return a set's hostfiles, sorted, without editors' copies. ConfigError if there are none or no directory."""
     if directory.is_file():
         raise ConfigError(f"{directory}: not a directory", hint=f"name the directory: {directory.parent}")
     if not directory.is_dir():

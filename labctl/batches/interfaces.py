@@ -39,7 +39,7 @@ def up(interfaces: Mapping[str, Interface]) -> int:
 
 
 def down(interfaces: Iterable[Interface]) -> str:
-    """Render the interfaces that are down; empty if none is."""
+    """Render ``A, B are down`` for the interfaces that are down; empty if none is."""
     names = [interface.name for interface in interfaces if not interface.up]
     if not names:
         return ""

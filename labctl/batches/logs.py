@@ -51,7 +51,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def compile_pattern(text: str) -> re.Pattern[bytes]:
-    """Compile an expression with one group, the number; ``^`` and ``$`` match at each line. ConfigError if invalid."""
+    """Compile a multi-line expression for bytes with one group, the number. ConfigError if invalid."""
     try:
         pattern = re.compile(text.encode(errors="surrogateescape"), re.MULTILINE)
     except re.error as error:
@@ -63,7 +63,7 @@ def compile_pattern(text: str) -> re.Pattern[bytes]:
 
 
 def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
-    """Read the runs of a directory: from its batch record if it has one, else from its ``*.log`` files.
+    """Return the runs of a directory, by its batch record or else its ``*.log`` files. ConfigError if there are none.
 
     ``pattern`` replaces THROUGHPUT. ConfigError if the directory does not exist or has no runs.
     """
@@ -82,7 +82,7 @@ def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
 
 
 def recorded(directory: Path) -> Batch | None:
-    """Load the batch recorded in a directory, or the directory's jobs of its parent's recorded batch; else None."""
+    """Load the batch recorded in a directory, or its jobs of the parent's recorded batch; None if neither has any."""
     batch, folder = record.load(directory), f"{directory.resolve().name}/"
     if batch or not (above := record.load(directory.resolve().parent)):
         return batch
@@ -91,7 +91,7 @@ def recorded(directory: Path) -> Batch | None:
 
 
 def paths(directory: Path) -> list[str]:
-    """List the logs of a directory: those of its batch record, else its ``*.log`` files. ConfigError if unreadable."""
+    """Return a directory's logs, sorted: of its batch record, else its ``*.log`` files. ConfigError if unreadable."""
     batch = recorded(directory)
     return sorted(str(directory / job.log) for job in batch.jobs) if batch else find(directory)
 
@@ -107,12 +107,12 @@ def find(directory: Path) -> list[str]:
 
 
 def of_batch(batch: Batch, directory: str) -> tuple[Measured, ...]:
-    """Return the runs of a batch by its record; ``directory`` has its logs."""
+    """Return a Measured for each job of a batch's record; ``directory`` is where its logs are."""
     return tuple(_recorded(batch, job, directory) for job in batch.jobs)
 
 
 def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:
-    """Return a run by its record, not its log; one that is unfinished or lacks the batch's metric has failed."""
+    """Return a job's Measured from its record; unfinished, or without the batch's metric, is a failure cause."""
     cause, message = job.cause or job.verdict.lower(), job.message
     if job.state != "done" or job.cause == "interrupted":
         cause, message = "not-finished", f"not finished: {job.message or job.state}"
@@ -135,7 +135,7 @@ def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:
 
 
 def _logged(path: str, pattern: re.Pattern[bytes], unit: str) -> Measured:
-    """Read a run from its log; one that cannot be read or has no number is a failed run."""
+    """Return the Measured of a log file; unreadable, or without a number, has a cause of failure."""
     directory, log = os.path.split(path)
     stem = log[: -len(".log")]
     named = _JOB.fullmatch(stem)
@@ -168,7 +168,7 @@ def _logged(path: str, pattern: re.Pattern[bytes], unit: str) -> Measured:
 
 
 def _last_in_file(stream: BinaryIO, pattern: re.Pattern[bytes]) -> tuple[float | None, str]:
-    """Return `last_number` of a file; all of it is searched only if its end has none."""
+    """Return the last number of a file and a message on odd text; search all of it only if its end has none."""
     size = os.fstat(stream.fileno()).st_size
     stream.seek(max(0, size - TAIL))
     tail = stream.read()
@@ -182,7 +182,7 @@ def _last_in_file(stream: BinaryIO, pattern: re.Pattern[bytes]) -> tuple[float |
 
 
 def _hosts(lines: Iterable[bytes]) -> Iterator[str]:
-    """Yield the nodes of the hostfile that a log begins with."""
+    """Yield the nodes of the hostfile that a log begins with, up to the first other line that is no comment."""
     for line in lines:
         if host := _HOST.match(line):
             yield host[1].decode(errors="replace")
@@ -191,7 +191,7 @@ def _hosts(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def last_number(data: bytes | mmap.mmap, pattern: re.Pattern[bytes]) -> tuple[float | None, str]:
-    """Return the number of the last match, or None if it is no number; and a message on odd text, such as a cut number.
+    """Return the last match's number, None if there is none or it is no number, and a message on odd text.
 
     A number at the very end of the data does not count: it may be incomplete.
     """
@@ -213,7 +213,7 @@ def last_number(data: bytes | mmap.mmap, pattern: re.Pattern[bytes]) -> tuple[fl
 
 
 def lambda_row(path: str) -> tuple[tuple[str, ...], float | None]:
-    """Return hosts and throughput of a log as Lambda's eval_batch.py reads it, for ``--lambda-csv``.
+    """Return hosts and throughput of a log as Lambda's eval_batch.py reads it; () and None if unreadable.
 
     The first ``Throughput: DIGITS.DIGITS samples/sec`` counts, and every line with ``slots=`` before it names a host.
     """

@@ -27,7 +27,7 @@ HOSTS = ".lab/hosts.env"
 
 
 def with_hosts(context: Context) -> Context:
-    """Return the context with LAB_HOSTS set to a file written from MASTER_IP and MEMBER_IPS, unless it is set already.
+    """Write MASTER_IP and MEMBER_IPS to a file; return the context with LAB_HOSTS as it, unchanged if that is set.
 
     Later commands can be given the file. HostError if it cannot be written.
     """
@@ -43,7 +43,7 @@ def with_hosts(context: Context) -> Context:
 
 
 def drained(context: Context) -> tuple[str, ...]:
-    """Return the hosts of LAB_HOSTS that are drained, as ``host (reason)``. ConfigError if the file cannot be read."""
+    """Return the drained hosts of LAB_HOSTS as ``host (reason)``. ConfigError if the file cannot be read."""
     name = context.settings().text("LAB_HOSTS")
     listed = inventory.read(context.directory / Path(name).expanduser(), name) if name else ()
     _, left_out = inventory.in_use(context.directory, listed)
@@ -63,6 +63,7 @@ def read(context: Context) -> Operator:
 
 
 def _flag(given: Mapping[str, str], key: str) -> bool:
+    """Tell if a setting is true; False if it is absent. ConfigError if it is neither true nor false."""
     word = given.get(key, "").strip().lower()
     if word not in ("", *YES, *NO):
         raise ConfigError(f"{key}={given[key]} is neither true nor false", hint=f"{key}=true or {key}=false")

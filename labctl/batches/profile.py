@@ -60,7 +60,7 @@ class Check(Struct, frozen=True, kw_only=True):
 
 
 def digest(check: Check) -> str:
-    """Return a digest of a check without its thresholds, which tells checks of the same name apart."""
+    """Return a short SHA-256 of a check without its thresholds and place, by which a baseline sees a change."""
     ran = replace(check, declared="", limits=())
     return hashlib.sha256(repr(ran).encode()).hexdigest()[:16]
 
@@ -103,12 +103,12 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """Return the command that validates by it."""
+        """Return the `labctl validate --profile` command that uses this profile."""
         return f"labctl validate --profile {shlex.quote(self.word or self.name)}"
 
     @property
     def figures(self) -> int:
-        """Return the number of figures by which nodes are judged, alone or with others."""
+        """Return the number of limits of all checks."""
         return sum(len(check.limits) for check in self.checks)
 
 
@@ -118,7 +118,7 @@ def names() -> tuple[str, ...]:
 
 
 def find(word: str) -> Path:
-    """Return the file of a profile, by name or path. ConfigError if neither exists."""
+    """Return the file of a packaged profile, or the path given. ConfigError if neither exists."""
     if word in names():
         return PACKAGED / f"{word}.yml"
     if not Path(word).is_file():
@@ -137,7 +137,7 @@ def configured(word: str, warn: Callable[[str], None], usual: str = USUAL) -> st
 
 
 def read(path: Path) -> Profile:
-    """Load a profile from a file. ConfigError with ``file:line`` if it is invalid."""
+    """Load a profile from a YAML file. ConfigError with ``file:line`` if it is invalid."""
     shown = path.name if path.parent == PACKAGED else str(path)
     root = compose(path, shown, hint="a profile needs a description and checks")
     fields: Schema = {
@@ -167,7 +167,7 @@ def require_metrics(check: Check, metrics: Iterable[Metric], notes: Iterable[str
 
 
 def _share(value: Value) -> float:
-    """Parse a share below 100 %, such as ``10%``, as a fraction."""
+    """Parse a share below 100 %, such as ``10%``, as a fraction. ConfigError if it is anything else."""
     match = re.fullmatch(r"(\d{1,2}(?:\.\d+)?) ?%", value.text())
     if not match:
         raise value.error(f"`{value.name}` is a share below 100%, such as 10%, not `{value.text()}`")
@@ -247,12 +247,12 @@ def _options(value: Value) -> tuple[tuple[str, str], ...]:
 
 
 def _limits(value: Value) -> tuple[Limit, ...]:
-    """Load the limits of a check, by metric."""
+    """Load the metrics' limits of a check."""
     return tuple(_limit(name, limit) for name, limit in value.entries().items())
 
 
 def _name(value: Value) -> str:
-    """Return the name of a check. ConfigError for characters other than letters, digits, ``.``, ``_`` and ``-``."""
+    """Return the name of a check. ConfigError unless it is 1 to 63 letters, digits, ``.``, ``_`` and ``-``."""
     if not NAME.fullmatch(value.text()):
         raise value.error(f"bad name `{value.text()}`", hint="letters, digits, `.`, `_` and `-`, at most 63")
     return value.text()

@@ -76,7 +76,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 def load(directory: Path) -> Batch | None:
-    """Load the recorded batch of a directory; None if it has none. ConfigError if the record cannot be read."""
+    """Load a directory's batch with the latest state of each job; None if it has none. ConfigError if unreadable."""
     path = directory / RECORD
     try:
         first, *changes = path.read_bytes().split(b"\n")
@@ -97,7 +97,7 @@ def _whole(lines: list[bytes]) -> Iterator[BatchJob]:
 
 
 def create(directory: Path, batch: Batch) -> None:
-    """Write the record of a batch, atomically."""
+    """Write a batch's record, replacing an earlier one atomically. HostError if it cannot be written."""
     files.write(directory / RECORD, f"{msgspec.json.encode(batch).decode()}\n", mode=0o644)
 
 

@@ -28,7 +28,7 @@ class JobQueue:
         self.running: set[int] = set()
 
     def start(self) -> list[int]:
-        """Return the jobs to start now, in order, and mark their nodes as in use."""
+        """Return the indices of jobs to start, nodes free and within the limit; mark nodes and jobs as in use."""
         last = self._first + AHEAD * len(self._by_node)
         started = []
         waiting = chain.from_iterable(self._waiting(name, last) for name in self._free)
@@ -43,7 +43,7 @@ class JobQueue:
         return started
 
     def _waiting(self, name: str, last: int) -> Iterator[int]:
-        """Yield the jobs up to index ``last`` that need a node and have not begun; forget leading ones that have."""
+        """Yield unstarted jobs that need a node, up to index ``last``; drop the started ones at the head."""
         indices = self._by_node[name]
         while indices and self._begun[indices[0]]:
             del indices[0]
@@ -54,10 +54,10 @@ class JobQueue:
                 yield index
 
     def end(self, index: int) -> None:
-        """Mark a job as ended: its nodes are free."""
+        """Mark a running job as ended, and its nodes as free."""
         self.running.remove(index)
         self._free.update(self._nodes[index])
 
     def __bool__(self) -> bool:
-        """Tell if a job is running or waits."""
+        """Tell if a job is running or has not been started."""
         return bool(self.running) or self._first < len(self._begun)

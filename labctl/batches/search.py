@@ -33,12 +33,12 @@ TOTALS = ("throughput", "tokens")
 
 
 def is_searched_by(metric: Metric | None, why: str, sign: str) -> bool:
-    """Tell if a search compares runs by the missed metric ``why``: it is the batch's metric, and more is better."""
+    """Tell if a bisection compares runs by the metric ``why``: it is the batch's, and its bound is a minimum."""
     return metric is not None and metric.name == why and sign == ">="
 
 
 def least(metric: str, bound: float, size: int) -> float:
-    """Return the bound for one run in a bisection, given the bound for ``size`` nodes: per node if it is a total."""
+    """Return the minimum for one run in a bisection: ``bound`` by node if the metric is a total, else ``bound``."""
     return bound / size if metric in TOTALS else bound
 
 
@@ -84,7 +84,7 @@ def bisect(
     figures: int = 1,
     wait: Callable[[float], None] = time.sleep,
 ) -> BisectReport:
-    """Find the bad nodes and links by runs of a workload on groups of these nodes (default: all), round after round.
+    """Find bad nodes and links by rounds of runs on groups of nodes; return the report; drain bad ones if asked.
 
     A run is bad that fails, or whose metric per node is below ``minimum``, or more than ``within`` below the median.
     Nodes of one host run alone, unless ``links`` asks to look for bad links between them, too. What is slow beside
@@ -104,6 +104,7 @@ def bisect(
     alone = not links and len(hosts) < len(chosen)
 
     def run(folder: Path) -> Rounded:
+        """Run the workload on a folder's hostfiles; return the batch, and each node's host load before it."""
         batch = batches.begin(folder, batches.plan(lab, workload, (folder,), options), lab, resume=False)
         # What devices compute does not depend on who else uses the cores.
         loads = watch.read(folder.name, "before") if lab.accelerator == CPU else {}
@@ -135,7 +136,7 @@ def bisect(
 
 
 def _usable(backend: Backend, lab: Lab, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes to search, each once: those that are named, else all that are not drained; only usable ones."""
+    """Return the nodes to search, each once: named ones, else all not drained; note each unusable one."""
     left_out = dict(backend.unusable())
     if not nodes:
         left_out |= inventory.drained_reasons(backend.context.directory)
@@ -162,7 +163,7 @@ def search(
     before: int = 0,
     begin: Callable[[], object] = bool,
 ) -> tuple[Diagnosis, bool]:
-    """Run rounds until the diagnosis is complete, or Ctrl-C, and tell which; ``run`` runs a directory of hostfiles.
+    """Write each round's hostfiles, run them and send the outcomes; return diagnosis and if Ctrl-C ended it.
 
     ``begin`` is called before the first; there were so many rounds ``before``.
     """
@@ -188,7 +189,7 @@ def search(
 
 
 def outcomes(groups: tuple[Group, ...], done: Rounded) -> dict[Group, Outcome]:
-    """Return each node group's value per node, or why its run failed, and the load of its busiest host."""
+    """Map each group to its run's value per node, or why it failed, with the load of its busiest host."""
     jobs = {frozenset(ended.nodes): ended for ended in done.batch.jobs}
     by_group = {}
     for group in groups:
@@ -210,7 +211,7 @@ def outcome(job: BatchJob, metric: str) -> Outcome:
 
 
 def drained_by(lab: Lab, diagnosis: Diagnosis, today: date) -> tuple[str, ...]:
-    """Add bad nodes to the lab's list of drained ones, by host name on several hosts; return their names."""
+    """Append bad nodes, or their hosts if the lab has several, to drained.txt with reason and date; return names."""
     path = lab.directory / inventory.DRAINED
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     drained = inventory.drained(lab.directory)

@@ -32,7 +32,7 @@ def diagnose(
     figures: int = 1,
     notice: Callable[[str], None] = lambda _: None,
 ) -> Steps[Diagnosis]:
-    """Yield rounds, nodes to run one after the other; take their outcomes by send(); return the diagnosis.
+    """Yield rounds, nodes to run one by one; take outcomes by send(); return the diagnosis, by pairs if all give 0.
 
     A node is bad if it fails, if it is surely more than ``within`` slower than the others, or surely below ``minimum``.
     The false accusations that are allowed are shared with so many ``figures``. ``notice`` gets a line for each bad
@@ -63,6 +63,7 @@ class _Search:
     def __init__(
         self, nodes: Group, within: float, minimum: float | None, figures: int, notice: Callable[[str], None]
     ) -> None:
+        """Start without rounds; ``figures`` share the allowed error, ``notice`` gets a line per bad node."""
         self.nodes, self.within, self.minimum, self.notice = nodes, within, minimum, notice
         self.error = evidence.error_per_test(len(nodes), figures)
         self.number = 0
@@ -73,20 +74,20 @@ class _Search:
         self.bad: dict[str, BadNode] = {}
 
     def left(self) -> list[str]:
-        """Return the nodes to run again: all that do not fail, if one of them has no verdict; else none."""
+        """Return all nodes that do not fail, if any is unsure and can be compared; empty if nothing is left to do."""
         running = [node for node in self.nodes if not self.is_failing(node)]
         verdicts = {self.verdict(node) for node in running}
         return running if "unsure" in verdicts and (len(running) > 1 or self.minimum is not None) else []
 
     def reason(self) -> str:
-        """Return what the next round is for."""
+        """Return the text of the next round: each node alone, or which nodes are unsure."""
         unsure = [node for node in self.nodes if self.verdict(node) == "unsure"]
         if not self.rounds:
             return "each node alone, in turn"
         return f"each again, as {human.listed(unsure)} may be good or bad"
 
     def take(self, outcomes: Mapping[Group, Outcome]) -> None:
-        """Take the outcomes of a round, judge all nodes, and tell of those that are bad now."""
+        """Record a round's outcomes, judge all nodes anew, and send a notice for each node that is found bad."""
         self.number += 1
         readings = {
             node: Reading(outcome.value, outcome.lost)
@@ -120,12 +121,12 @@ class _Search:
         return bool(self.runs) and all(run.bad for run in chain.from_iterable(self.runs.values()))
 
     def is_failing(self, node: str) -> bool:
-        """Tell if all runs of a node failed, more than once."""
+        """Tell if a node ran FAILURES times or more and all runs failed."""
         runs = self.runs[node]
         return len(runs) >= FAILURES and all(run.value is None for run in runs)
 
     def verdict(self, node: str) -> evidence.Verdict:
-        """Return the verdict on a node so far."""
+        """Return good, bad or unsure: by failing runs, the minimum, then the other nodes; unsure if not judged."""
         if node in self.bad or self.is_failing(node):
             return "bad"
         if self.within >= RUNS_ALONE and self.minimum is None:
@@ -136,7 +137,7 @@ class _Search:
         return below if below != "good" else self.judged[node].verdict
 
     def below_minimum(self, node: str) -> evidence.Verdict:
-        """Judge a node by the minimum; good without one."""
+        """Judge a node by the minimum, over the runs that gave a value; good without a minimum."""
         if self.minimum is None:
             return "good"
         bound = Bound(sign=">=", value=self.minimum, source="")
@@ -155,7 +156,7 @@ class _Search:
         return None
 
     def diagnosis(self, note: str) -> Diagnosis:
-        """Build the diagnosis from the runs so far; no node is bad if no run was good."""
+        """Build the diagnosis of the runs so far; if no run was good, failing nodes are unsure, not bad."""
         verdicts = {node: self.verdict(node) for node in self.nodes}
         unsure = [
             node
@@ -177,7 +178,7 @@ class _Search:
         )
 
     def why_unsure(self, unsure: Sequence[str]) -> str:
-        """Return why nodes stayed unsure, and what would settle it; empty if none did."""
+        """Return a sentence on why nodes stayed unsure and what to repeat; empty if none did."""
         if not unsure:
             return ""
         if len(self.nodes) - sum(bad.kind == "failing" for bad in self.bad.values()) < 2:

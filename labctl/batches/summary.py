@@ -27,7 +27,7 @@ WORST: tuple[tuple[Verdict, Literal["failed", "unsure"]], ...] = (("bad", "faile
 
 
 def of_groups(trial: GroupTrial) -> Outcome:
-    """Summarise a check of several nodes together: the first bad groups, else unsure ones, else its figures."""
+    """Return a check's outcome: failed with the first bad groups, else unsure ones, else passed with figures."""
     for verdict, status in WORST:
         if groups := trial.of(verdict):
             texts = [f"{', '.join(group)}: {trial.why(group)}" for group in groups[:3]]
@@ -41,7 +41,7 @@ def of_groups(trial: GroupTrial) -> Outcome:
 
 
 def of_nodes(trial: Trial, verdicts: Mapping[str, Verdict]) -> Outcome:
-    """Summarise a check that measured each node: the first bad nodes, else unsure ones, else its figures."""
+    """Return a check's outcome: failed with the first bad nodes, else unsure ones, else passed with figures."""
     for verdict, status in WORST:
         nodes = [node for node, of_node in verdicts.items() if of_node == verdict]
         if nodes:
@@ -57,12 +57,12 @@ def of_nodes(trial: Trial, verdicts: Mapping[str, Verdict]) -> Outcome:
 
 
 def against(trial: Trial, node: str) -> str:
-    """Return what speaks against a node in a line."""
+    """Return in a line what speaks against a node: its failed runs, else its unequal, bad or missing figures."""
     return trial.failing().get(node) or "; ".join(trial.texts(node))
 
 
 def _summary(judged: Sequence[Figure]) -> str:
-    """Summarise the figures of a check, as ``memory 11.2 to 12.1 GB/s``."""
+    """Render each metric's span of values, as ``memory 11.2 to 12.1 GB/s``; empty without figures."""
     parts = []
     for metric in dict.fromkeys(figure.what for figure in judged):
         of_metric = [figure for figure in judged if figure.what == metric]

@@ -44,7 +44,7 @@ class GroupTrial:
         groups: tuple[Group, ...],
         bounds: Callable[[list[JobOutcome]], Bounds],
     ) -> None:
-        """Run the check on all groups, then on those without a verdict; ``run`` takes groups and the round's number."""
+        """Run the check on all groups, then on those that may change, until none may or MOST_RUNS is reached."""
         for number in count():
             runs = run(groups, number)
             self.bounds = self.bounds or bounds(runs.jobs)
@@ -55,7 +55,7 @@ class GroupTrial:
                 return
 
     def take(self, job: JobOutcome, lost: float) -> None:
-        """Add a run, in which other programs used this share of the group's cores."""
+        """Record a group's run and, if it passed, if it misses a constant bound (None if load may be why)."""
         if job.passed:
             constant = self.constant_bounds(job.nodes)
             misses = [bound.misses(job.value(metric) or 0.0, lost) for metric, bound in constant]
@@ -63,16 +63,16 @@ class GroupTrial:
         self.runs[job.nodes].append(job)
 
     def bounds_of(self, group: Group) -> list[tuple[str, Bound]]:
-        """Return the metrics of a group that have a bound, with the bound."""
+        """Return (metric, bound) pairs for all bounds of a group."""
         name = self.subject(group)
         return [(metric, bound) for (metric, subject), bound in self.bounds.items() if subject == name]
 
     def constant_bounds(self, group: Group) -> list[tuple[str, Bound]]:
-        """Return the metrics of a group that have a bound which does not come from other groups, with the bound."""
+        """Return (metric, bound) pairs of a group without bounds taken from other groups."""
         return [(metric, bound) for metric, bound in self.bounds_of(group) if not bound.of_others]
 
     def missed(self, job: JobOutcome) -> list[tuple[str, Bound]]:
-        """Return the metrics of a run that miss a bound, with the bound."""
+        """Return (metric, bound) pairs of all bounds that a run's final values do not meet."""
         return [(metric, bound) for metric, bound in self.bounds_of(job.nodes) if not bound.holds(job.value(metric))]
 
     def subject(self, group: Group) -> str:
@@ -80,7 +80,7 @@ class GroupTrial:
         return figures.subject(group, everyone=self.check.nodes == "all")
 
     def is_open(self, group: Group) -> bool:
-        """Tell if another run may change the verdict: it is unsure, or a single run is worse than those of others."""
+        """Tell if another run may settle a group: its verdict is unsure, or its only run is behind others."""
         jobs = self.runs[group]
         return self.verdict(group) == "unsure" or (len(jobs) == 1 and self.is_behind(jobs[0]))
 
@@ -89,7 +89,7 @@ class GroupTrial:
         return job.passed and any(bound.of_others for _, bound in self.missed(job))
 
     def verdict(self, group: Group) -> Verdict:
-        """Judge a group: bad if its last run failed or gave no number, or it misses a bound.
+        """Return bad if the last run failed or lacks a number, or bounds are missed; else unsure or good.
 
         A constant bound must surely be missed in most runs, one that comes from other groups in first and last:
         `bisect` repeats those.
@@ -110,7 +110,7 @@ class GroupTrial:
         return [jobs[-1] for jobs in self.runs.values()]
 
     def why(self, group: Group) -> str:
-        """Return why a group is not good: the message of its failed run, else the figures that missed a bound."""
+        """Return why a group is not good: the message of its last run if that failed, else the missed figures."""
         jobs = self.runs[group]
         if not jobs[-1].passed:
             return f"{self.check.name}: {jobs[-1].message}"
@@ -127,12 +127,12 @@ class GroupTrial:
         return list(chain.from_iterable(map(self.figures_of, self.runs)))
 
     def figures_of(self, group: Group) -> list[Figure]:
-        """Return the figures of a group: medians of its runs; one that misses its bound has the group's verdict."""
+        """Return a group's figures, each the median of its runs, judged with the group's verdict on a miss."""
         judged = figures.judge(self.check, self.runs[group][-1:], self.bounds)
         return [self.over_runs(group, figure) for figure in judged]
 
     def over_runs(self, group: Group, figure: Figure) -> Figure:
-        """Return the last run's figure of a group as the median of its runs; the same if it has a single number."""
+        """Return a figure as the median of the group's runs with ``passed``; unchanged if fewer than two."""
         values = tuple(value for job in self.runs[group] if (value := job.value(figure.what)) is not None)
         if figure.value is None or len(values) < 2:
             return figure
@@ -142,14 +142,14 @@ class GroupTrial:
         return replace(figure, value=median(values), values=values, passed=passed)
 
     def suspicion(self) -> Suspicion | None:
-        """Return what `bisect` is to explain: the first metric that a bad group missed; empty if its run failed."""
+        """Return the first metric that a bad group missed, empty if its first run failed; None if none is bad."""
         bad = self.of("bad")
         missed = chain.from_iterable(self.missed(self.runs[group][0]) for group in bad if self.runs[group][0].passed)
         return Suspicion(*next(missed, ())) if bad else None
 
 
 def groups_of(check: Check, nodes: Group) -> tuple[Group, ...]:
-    """Return all nodes, or the pairs that a check runs on; of an odd number of nodes, one is in two pairs."""
+    """Return the groups to run: all nodes as one, or pairs; an odd last node is paired with the first."""
     if check.nodes == "all":
         return (nodes,)
     odd = ((nodes[-1], nodes[0]),) if len(nodes) % 2 else ()

@@ -17,7 +17,7 @@ LINE = re.compile(
 
 
 def read(lines: Iterable[str], nodes: Sequence[str]) -> tuple[Round, ...]:
-    """Return the rounds that a run printed; ``nodes`` are in the order of their ranks. Other lines are ignored."""
+    """Return the rounds of readings by node that a run printed; ignore other lines; ``nodes`` are by rank."""
     rounds: defaultdict[int, dict[str, Reading]] = defaultdict(dict)
     for line in lines:
         match = LINE.search(line.rstrip())

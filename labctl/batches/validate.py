@@ -47,7 +47,7 @@ class ValidatedLab(Protocol):
     """The lab that is validated, and its hosts. Methods raise LabError if they fail."""
 
     def doctor(self) -> DoctorReport:
-        """Run the checks of `labctl doctor`."""
+        """Run the checks of `labctl doctor` and return their findings."""
 
     def on_hosts(
         self, script: str, arguments: tuple[str, ...], seconds: float
@@ -55,10 +55,10 @@ class ValidatedLab(Protocol):
         """Run a script on every host; return the results, of any exit code, and the hosts on which it did not end."""
 
     def up(self) -> LabStatus:
-        """Bring the lab up."""
+        """Bring the lab up and return its status. HostError if that fails."""
 
     def status(self) -> LabStatus:
-        """Read the state of the lab."""
+        """Return the status of the lab as it is."""
 
     def look_at(self, node: str, host: Hardware, cause: Cause) -> str:
         """Return the commands that show what is wrong with a node on this host."""
@@ -67,7 +67,7 @@ class ValidatedLab(Protocol):
         """Return the command line that a user types on this machine to run a shell command on a host."""
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
-        """Run a check on groups of nodes with these slots, disjoint ones at once; ``record`` names its directory."""
+        """Run a check on groups of nodes with these slots, disjoint ones at once; return an outcome per group."""
 
     def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float, figures: int) -> Diagnosis:
         """Find the bad nodes and links that explain ``why``, by runs of a check; ``within``: tolerance of values.
@@ -79,13 +79,13 @@ class ValidatedLab(Protocol):
         """Remove the lab."""
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
-        """List what is left of the lab and its runs on the hosts; and the hosts that do not answer."""
+        """List what is left of the lab and its runs on the hosts, and the hosts that do not answer."""
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of labctl, image, engines and kernels."""
 
     def hardware(self) -> tuple[Hardware, ...]:
-        """Return the hardware of each host; none if it cannot be read."""
+        """Return the hardware of each host; empty if it cannot be read."""
 
 
 def validate(
@@ -100,7 +100,7 @@ def validate(
     keep: bool = False,
     wait: Callable[[float], None] = time.sleep,
 ) -> Validation:
-    """Validate the lab's cluster. Ctrl-C ends the current step; then only the lab is removed, and the verdict is ERROR.
+    """Run all steps of a profile on the lab, remove the lab unless kept, and return the verdicts; ERROR after Ctrl-C.
 
     ``drained`` are machines that are left out, with the reason. ConfigError if the settings do not allow to bring the
     lab up.
@@ -166,7 +166,7 @@ class _Course(Verdicts):
         """Hardware per host."""
 
     def examine(self) -> None:
-        """Run all steps but the clean-up."""
+        """Run doctor, hooks, network, up, doctor of the nodes, each check (bisect if it fails), network again."""
         self.step("doctor", self.doctor)
         seen: set[str] = set()
         for hook in self.profile.hooks:
@@ -183,7 +183,7 @@ class _Course(Verdicts):
         self.step("network after", self.network_after)
 
     def step(self, name: str, work: Callable[[], Outcome], *, always: bool = False) -> None:
-        """Run a step and record its outcome; an error fails the step. Skipped after Ctrl-C, unless ``always``.
+        """Run a step and append its result; an error or Ctrl-C fails it; after Ctrl-C skip it unless ``always``.
 
         ConfigError before the lab is brought up is raised.
         """
@@ -209,7 +209,7 @@ class _Course(Verdicts):
     # --- hosts ---
 
     def doctor(self) -> Outcome:
-        """Run doctor. Errors are evidence against their node or host, in place of those of the last time."""
+        """Run doctor; replace its earlier evidence by its errors; fail if there is one."""
         findings = self.subject.doctor().findings
         errors = [finding for finding in findings if finding.level == "error"]
         for node, of_doctor in self.errors:
@@ -227,7 +227,7 @@ class _Course(Verdicts):
         return Outcome("passed", counted)
 
     def hook(self, hook: Hook) -> Outcome:
-        """Run a hook of the profile on all hosts; accuse hosts on which it does not end or exits non-zero."""
+        """Run a hook's command and check on all hosts; accuse hosts where one does not end or exits non-zero."""
         if hook.network_setup and self.operator.skip_network_setup:
             return Outcome("skipped", "SKIP_NETWORK_SETUP=true")
         environment = (_boolean(self.operator.l3_enabled), _boolean(self.operator.skip_network_setup))
@@ -255,7 +255,7 @@ class _Course(Verdicts):
         return Outcome("passed", f"on {human.count(hosts, 'host')}")
 
     def network(self) -> Outcome:
-        """Count the interfaces of each host before the lab comes up, and compare with the number in the profile."""
+        """Count each host's interfaces that are up, as figures; fail if the profile expects more."""
         self.interfaces, lost = self.count()
         expected = self.profile.network.up
         limit, source = (f">= {expected}", "profile") if expected is not None else ("", "")
@@ -280,7 +280,7 @@ class _Course(Verdicts):
         return self.judge_network(short, lost)
 
     def network_after(self) -> Outcome:
-        """Count the interfaces again: fail if one went down or slowed down since."""
+        """Read the interfaces again; fail and accuse hosts where one is gone, down or slower than before."""
         now, lost = self.count()
         bad = {}
         for host, old in self.interfaces.items():
@@ -290,14 +290,14 @@ class _Course(Verdicts):
         return self.judge_network(bad, lost)
 
     def count(self) -> tuple[dict[str, dict[str, interfaces.Interface]], Failures]:
-        """Read the interfaces that the profile selects, per host and name; and the hosts not reached."""
+        """Return the interfaces that the profile selects, by host and name, and the hosts that were not reached."""
         done, lost = self.subject.on_hosts(interfaces.SCRIPT, (), 30)
         selection = self.profile.network
         read = partial(interfaces.read, interfaces=selection.interfaces, driver=selection.driver)
         return {host: read(result.out) for host, result in done.items()}, lost
 
     def judge_network(self, bad: Mapping[str, str], lost: Failures) -> Outcome:
-        """Accuse hosts whose interfaces are bad or that were not reached; fail if there are any."""
+        """Accuse hosts with bad interfaces or not reached; return failed if any, skipped without hosts."""
         for host, why in bad.items():
             mend = f"look at cables and driver on {host}: `{self.subject.typed(host, 'ip -br link')}`"
             self.accuse(host, "failing", f"network: {why}", mend)
@@ -317,7 +317,7 @@ class _Course(Verdicts):
     # --- the lab ---
 
     def up(self) -> Outcome:
-        """Bring the lab up; nodes of hosts that fail are left out."""
+        """Bring the lab up and record nodes, hardware and versions; fail, with the nodes that run, on HostError."""
         self.before, _ = self.subject.remains()
         self.hardware = {host.host: host for host in self.subject.hardware()}
         try:
@@ -331,7 +331,7 @@ class _Course(Verdicts):
         return Outcome("passed", f"{brought}{human.count(len(self.slots), 'node')} on {hosts}")
 
     def take(self, status: LabStatus) -> None:
-        """Take placement, slots and devices of the workers from a status; accuse workers that do not run."""
+        """Record hosts, slots of running workers and if they have devices; accuse workers that do not run."""
         failures = {failure.host: failure for failure in status.unreachable}
         workers = [node for node in status.nodes if node.role == "worker"]
         self.placement = {node.name: node.host for node in workers}
@@ -359,11 +359,11 @@ class _Course(Verdicts):
         return outcome
 
     def usable(self) -> tuple[str, ...]:
-        """Return the nodes that are up and not failing: a failing node would fail every run."""
+        """Return the nodes that are up and have no evidence of failing or not being reached."""
         return tuple(node for node in self.slots if self.health(node) not in ("failing", "not reached"))
 
     def check(self, check: Check) -> Outcome:
-        """Run a check on the usable nodes and judge it: each node by repeated measurements, or several together."""
+        """Run a check on the usable nodes, alone or together, and return its outcome; skipped or failed if unmet."""
         nodes = self.usable()
         if unmet := self.unmet(check, nodes):
             return unmet
@@ -372,7 +372,7 @@ class _Course(Verdicts):
         return self.check_together(check, nodes)
 
     def check_together(self, check: Check, nodes: tuple[str, ...]) -> Outcome:
-        """Run a check on pairs or all nodes, and judge it; what fails or is slow is left to `bisect`."""
+        """Run a check on pairs or all nodes, add its figures, and leave what is bad to the next bisect."""
         groups = groups_of(check, nodes)
         trial = GroupTrial(check, evidence.error_per_test(len(groups), self.profile.figures))
         trial.measure(partial(self.loaded, check), groups, partial(self.bounds, check))
@@ -384,7 +384,7 @@ class _Course(Verdicts):
         return outcome._replace(advice=self.repeat) if outcome.status == "unsure" else outcome
 
     def check_alone(self, check: Check, nodes: tuple[str, ...]) -> Outcome:
-        """Measure each node until all are judged; accuse bad and unsure ones."""
+        """Measure each node until judged, add figures, and accuse bad and unsure nodes; return the outcome."""
         numbers = count()
         trial = self.trial(check, nodes, numbers)
         for _ in range(evidence.CONFIRMATIONS):
@@ -410,7 +410,7 @@ class _Course(Verdicts):
         return outcome
 
     def shared_cause(self, trial: Trial, nodes: Sequence[str]) -> str:
-        """Render the likely cause of several bad nodes: their host or hosts, or the check's limit or workload."""
+        """Render what several bad nodes may share: their hosts, and the check's limit or workload."""
         hosts = {self.placement[node] for node in nodes}
         place = f"the host {min(hosts)}" if len(hosts) == 1 else "what their hosts share"
         how, blamed = "fail", "the workload"
@@ -421,7 +421,7 @@ class _Course(Verdicts):
         return f"{counted}: suspect {place} or {blamed}; {nodes[0]}: {summary.against(trial, nodes[0])}"
 
     def confirm(self, check: Check, trial: Trial, slow: list[str], numbers: Iterator[int]) -> None:
-        """Measure the nodes again after a pause; after Ctrl-C the slow ones are unsure."""
+        """Wait, measure the passing nodes again and merge that; on Ctrl-C record slow ones as unsure and raise."""
         self.notice(
             f"validate: {human.listed(slow)} may be slow; {check.name} is repeated in {human.duration(evidence.PAUSE)}"
         )
@@ -435,13 +435,13 @@ class _Course(Verdicts):
             raise
 
     def to_confirm(self, trial: Trial) -> list[str]:
-        """Return the nodes that look slow beside others on other hosts; none if all nodes do."""
+        """Return passing nodes proven slow, if there are several hosts and not all nodes are slow; else none."""
         slow = [node for node in trial.passing() if trial.proven_slow(node)]
         hosts = {self.placement[node] for node in trial.nodes}
         return slow if len(hosts) > 1 and len(slow) < len(trial.nodes) and not trial.failed_together else []
 
     def trial(self, check: Check, nodes: tuple[str, ...], numbers: Iterator[int]) -> Trial:
-        """Measure nodes until all are judged; the runs of the check are numbered."""
+        """Measure a check on nodes until all are judged; return the trial; ``numbers`` number its runs."""
         # Nodes of one host share its memory and disk; in turn, each has the cores to itself.
         comparable = check.nodes == "turns" or len({self.placement[node] for node in nodes}) == len(nodes)
         error = evidence.error_per_test(len(nodes), self.profile.figures)
@@ -459,7 +459,7 @@ class _Course(Verdicts):
         return self.loaded(check, groups, number)
 
     def loaded(self, check: Check, groups: tuple[Group, ...], number: int) -> Runs:
-        """Run a check on groups of nodes, with the load of their hosts; the record of a batch has its number."""
+        """Run a check on groups; return its runs with the load of each node's host, none if it has devices."""
         record = f"{check.name}-again{number}" if number else check.name
         if self.has_devices:
             # What devices compute does not depend on who else uses the cores.
@@ -475,7 +475,7 @@ class _Course(Verdicts):
         return Runs(jobs, lost)
 
     def accuse_measured(self, check: Check, trial: Trial, node: str, *, doubted: bool) -> None:
-        """Accuse a node that a check did not find good; it is unsure if the check is ``doubted``."""
+        """Record failing, slow or wrong evidence against a node; unsure if its verdict or the check is."""
         failure, computed = trial.failing().get(node), trial.agreement().get(node, "good")
         cause: Cause = "failing" if failure else "slow"
         if computed != "good":
@@ -491,11 +491,11 @@ class _Course(Verdicts):
             self.accuse(node, health, text, advice, run_id=trial.runs[node][-1].run_id)
 
     def bounds(self, check: Check, jobs: Sequence[JobOutcome]) -> dict[tuple[str, str], Bound]:
-        """Return the bounds of a check's figures, by metric and node or pair."""
+        """Return the bounds of a check's figures by metric and node or pair, of profile, baseline and pairs."""
         return figures.bounds(check, jobs, self.profile.within, self.baseline, self.placement)
 
     def unmet(self, check: Check, nodes: tuple[str, ...]) -> Outcome | None:
-        """Return the outcome of a check that these nodes cannot run; None if they can."""
+        """Return a skipped or failed outcome if nodes or devices are missing for a check; None if it can run."""
         if not nodes:
             return Outcome("skipped", "no node is left" if self.slots else NO_LAB)
         if check.needs_devices and not self.has_devices:
@@ -505,12 +505,12 @@ class _Course(Verdicts):
         return None
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str) -> list[JobOutcome]:
-        """Run a check on groups of nodes; ``record`` names the record of the batch."""
+        """Run a check on groups of nodes; note the directory of its logs, which ``record`` names; return outcomes."""
         self.logs.append(f"{CHECKS}/{record}")
         return self.subject.run(check, groups, record, self.slots)
 
     def bisect(self, check: Check, suspicion: Suspicion) -> Outcome:
-        """Find and accuse bad nodes and links behind a check that failed on several nodes, by runs of its workload."""
+        """Find bad nodes and links behind a failed check; record bad and unsure ones; return the outcome."""
         logs = f"{CHECKS}/{check.name}-bisect"
         self.logs.append(logs)
         diagnosis = self.subject.bisect(check, self.usable(), suspicion, self.profile.within, self.profile.figures)
@@ -542,7 +542,7 @@ class _Course(Verdicts):
         return Outcome("passed", f"no node or link alone is bad ({tried}) {diagnosis.note}".rstrip())
 
     def clean_up(self, *, keep: bool) -> Outcome:
-        """Remove the lab and verify that nothing is left; skipped with ``keep``, or if the lab was up before."""
+        """Remove the lab and fail if something is left; skipped if it was up before, with ``keep``, or not begun."""
         if self.before is None:
             return Outcome("skipped", "nothing was started")
         if self.before:
@@ -559,12 +559,12 @@ class _Course(Verdicts):
     # --- verdicts ---
 
     def advice(self, node: str, cause: Cause) -> str:
-        """Return what to do about a node: look at it, and until then drain its host, unless it is this machine."""
+        """Return what to do about a node: commands to look at it, and to drain its host unless it is this machine."""
         look, host = f"look at {node}: {self.look_at(node, cause)}", self.placement[node]
         return look if host == HERE else f"{look}; until it is mended, take {host} out of use by a line in drained.txt"
 
     def look_at(self, node: str, cause: Cause) -> str:
-        """Return the commands that show what is wrong with a node."""
+        """Return the commands that show what is wrong with a node, by its host's hardware."""
         host = self.placement[node]
         return self.subject.look_at(node, self.hardware.get(host, Hardware(host=host)), cause)
 
@@ -580,14 +580,14 @@ class _Course(Verdicts):
 
 
 def _hook_failure(part: str, result: CompletedProcess) -> str:
-    """Render how a command of a hook failed, with the end of its output."""
+    """Render how a hook's command failed: timeout or exit code, and the last 30 words of its output."""
     last = " ".join((result.err or result.out).split()[-30:])
     how = "timed out" if result.code == TIMED_OUT else f"failed with exit code {result.code}"
     return f"{part} {how}: {last}".rstrip(": ")
 
 
 def _doubted(trial: Trial, verdicts: Mapping[str, Verdict]) -> list[str]:
-    """Return bad nodes that are suspected after what they share: all, or most if it is a bound that they miss."""
+    """Return bad nodes whose shared limit or workload is suspect: all are bad, or most miss a bound alone; or []."""
     bad = [node for node, verdict in verdicts.items() if verdict == "bad"]
     if len(bad) == len(verdicts):
         return bad if len(bad) > 1 else []

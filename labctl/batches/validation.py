@@ -45,7 +45,7 @@ from labctl.system.process import CompletedProcess
 
 
 def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: bool) -> ValidationReport:
-    """Validate the lab's cluster by a profile's name or file, with ``compare`` against its baseline; write the report.
+    """Validate the lab's cluster by a profile's name or file; write and return the report, compared if ``compare``.
 
     Without a name it is the profile of the operator's TEST_CONFIGURATION, else ``quick``, or in a cluster ``cluster``.
     """
@@ -78,7 +78,7 @@ def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: b
 
 
 def _baseline(context: Context, profile: Profile) -> Baseline | None:
-    """Read the lab's baseline; None if it has none or, with a notice, if it is one of another profile."""
+    """Read the lab's baseline; None if there is none or, with a notice, if another profile recorded it."""
     recorded = baseline.read(context.directory / baseline.FILE)
     if recorded and recorded.profile != profile.name:
         context.notice(f"{baseline.FILE} is one of profile {recorded.profile}: not compared with")
@@ -87,12 +87,12 @@ def _baseline(context: Context, profile: Profile) -> Baseline | None:
 
 
 def brings_nodes(settings: Settings) -> bool:
-    """Tell if each run brings its nodes, as in a cluster; else `up` does."""
+    """Tell if runs bring their own nodes, as in a Kubernetes cluster, where `labctl up` is not supported."""
     return "up" in backends.unsupported(settings)
 
 
 def nodes_of(backend: Backend) -> LabStatus:
-    """Return the state of a cluster's nodes, without the drained ones: running, or why runs cannot use them."""
+    """Return a cluster's status: nodes that are not drained, as workers, running or with why they are unusable."""
     lab, unusable, drained = backend.lab(), backend.unusable(), inventory.drained(backend.context.directory)
     devices = () if lab.accelerator == CPU else (lab.accelerator,)
     nodes = tuple(
@@ -117,7 +117,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     directory: Path
 
     def doctor(self) -> DoctorReport:
-        """Run the checks of `labctl doctor`."""
+        """Run the checks of `labctl doctor` and return their findings."""
         with backends.connect(self.context, demand=False) as backend:
             return DoctorReport(backend.findings())
 
@@ -129,17 +129,17 @@ class Subject(Struct, frozen=True, kw_only=True):
             return backend.on_hosts(script, arguments, seconds)
 
     def up(self) -> LabStatus:
-        """Bring the lab up; in a cluster, only read the state of its nodes."""
+        """Bring the lab up and return its status; in a cluster, only read the status of its nodes."""
         with backends.connect(self.context) as backend:
             return nodes_of(backend) if brings_nodes(backend.settings) else labs.bring_up(backend)
 
     def status(self) -> LabStatus:
-        """Read the state of the lab, or of the cluster's nodes."""
+        """Return the status of the lab, or of the cluster's nodes."""
         with backends.connect(self.context, demand=False) as backend:
             return nodes_of(backend) if brings_nodes(backend.settings) else labs.status(backend)
 
     def look_at(self, node: str, host: Hardware, cause: Cause) -> str:
-        """Return the commands that show what is wrong with a node."""
+        """Return the commands that show what is wrong with a node; in a cluster, `kubectl describe node`."""
         if brings_nodes(self.context.settings()):
             return f"`kubectl describe node {node}`"
         return advice.look_at(node, partial(self.typed, host.host), cause, host.accelerator or CPU)
@@ -150,12 +150,12 @@ class Subject(Struct, frozen=True, kw_only=True):
             return backend.typed(host, command)
 
     def down(self) -> object:
-        """Remove the lab."""
+        """Remove the lab and return the report of what was removed."""
         with backends.connect(self.context, drained=True) as backend:
             return labs.take_down(backend, "labctl validate")
 
     def remains(self) -> tuple[tuple[str, ...], Failures]:
-        """List what is left of the lab and its runs on the hosts; and the hosts that do not answer."""
+        """List what is left of the lab and its runs on the hosts, and the hosts that do not answer."""
         with backends.connect(self.context, demand=False) as backend:
             return backend.remains()
 
@@ -165,7 +165,7 @@ class Subject(Struct, frozen=True, kw_only=True):
             return backend.versions()
 
     def hardware(self) -> tuple[Hardware, ...]:
-        """Return the hardware of each host; none, with a notice, if it cannot be read."""
+        """Return the hardware of each host; empty, with a notice, if it cannot be read."""
         try:
             with backends.connect(self.context, demand=False) as backend:
                 return tuple(map(_hardware, backend.devices().hosts))
@@ -174,7 +174,7 @@ class Subject(Struct, frozen=True, kw_only=True):
             return ()
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
-        """Run a check's workload on groups as a batch with a record of its own; return each job's outcome."""
+        """Run a check's workload on groups of nodes as a batch; write its record; return an outcome per group."""
         hostfiles = self.directory / record / "hostfiles"
         sets.write(hostfiles, sets.texts(groups, slots))
         context, workload = self.context, self._workload(check)
@@ -208,7 +208,7 @@ class Subject(Struct, frozen=True, kw_only=True):
         return outcomes
 
     def bisect(self, check: Check, nodes: tuple[str, ...], why: Suspicion, within: float, figures: int) -> Diagnosis:
-        """Find the bad nodes and links that explain why a check failed, or missed a bound; one of so many figures.
+        """Find bad nodes and links behind a failed run or missed bound. ConfigError unless runs compare by it.
 
         ConfigError for a metric that no search compares runs by.
         """
@@ -238,18 +238,19 @@ class Subject(Struct, frozen=True, kw_only=True):
         return report.diagnosis
 
     def _rounds(self, check: Check, job: BatchJob) -> tuple[Round, ...]:
-        """Return the readings of nodes that took turns in a job; none if they did not."""
+        """Return the rounds that a job of nodes in turn printed; empty for other checks."""
         if check.nodes != "turns":
             return ()
         return turns.read((text for _, text in store.output(self.context.directory, job.run_id)), job.nodes)
 
     def _workload(self, check: Check) -> Workload:
+        """Return the workload of a check, chosen by its options and the lab's settings."""
         context = self.context
         return choose_workload(context.directory, check.workload, check.options, context.settings())
 
 
 def _hardware(host: HostDevices) -> Hardware:
-    """Return the hardware of a host, with the devices of its accelerator alone."""
+    """Return a host's hardware: processor, cores, memory, and count of its accelerator's devices with driver."""
     kind = host.accelerator or ""
     named = Counter(device.name or device.kind for device in host.devices if device.kind == kind)
     return Hardware(
@@ -264,7 +265,7 @@ def _hardware(host: HostDevices) -> Hardware:
 
 
 def _require_searched(workload: Workload, check: Check, metric: str, sign: str) -> None:
-    """Raise ConfigError unless a search compares runs of the workload by this metric."""
+    """Raise ConfigError unless bisection compares runs of the workload by this metric and bound."""
     compared = batches.metric_of(workload)
     if not search.is_searched_by(compared, metric, sign):
         name = compared.name if compared else "none"

@@ -37,11 +37,11 @@ class Verdicts:
         self.interrupted = False
 
     def accuse(self, name: str, health: Health, text: str, advice: str, *, run_id: str = "", logs: str = "") -> None:
-        """Record evidence against a node or host."""
+        """Append evidence of this health, with text and advice, to a node or host."""
         self.evidence[name].append(Evidence(health, text, advice, run_id, logs))
 
     def evidence_of(self, node: str) -> list[Evidence]:
-        """Return evidence against a node and its host, worst first; this machine is not accused as a host."""
+        """Return evidence against a node and its host, worst first, but not of this machine as a host."""
         host = self.placement.get(node, "")
         on_host = self.evidence[host] if host not in ("", HERE, node) else []
         return sorted([*self.evidence[node], *on_host], key=lambda item: HEALTH.index(item.health))
@@ -51,13 +51,13 @@ class Verdicts:
         return next((item.health for item in self.evidence_of(node)), None)
 
     def node_verdicts(self) -> tuple[NodeVerdict, ...]:
-        """Judge all nodes, the hosts that failed before they had a node, and this machine if it has evidence."""
+        """Return a verdict for each node, and for hosts with evidence but no node, and this machine."""
         others = {*self.placement.values()} - {HERE}
         hosts = [name for name, items in self.evidence.items() if items and name not in others]
         return tuple(map(self.node_verdict, dict.fromkeys((*self.placement, *hosts))))
 
     def node_verdict(self, node: str) -> NodeVerdict:
-        """Judge a node: not reached if not up, else by its worst evidence; without any good, or unsure if untested."""
+        """Return a node's verdict: not reached if not up, else the worst evidence, unsure if untested, good."""
         against = self.evidence_of(node)
         if not against and node not in self.tested:
             against = [Evidence("unsure", "no run on it passed", "")]
@@ -76,7 +76,7 @@ class Verdicts:
 
     @property
     def verdict(self) -> Literal["PASS", "FAIL", "UNSURE", "ERROR"]:
-        """Return first of ERROR (no nodes, Ctrl-C), FAIL (failed step), UNSURE (noise), PASS (all good), or FAIL."""
+        """Return ERROR after Ctrl-C or without nodes up, else FAIL, UNSURE or PASS by steps, then nodes."""
         if self.interrupted or not self.slots:
             return "ERROR"
         if any(step.status == "failed" for step in self.steps):
@@ -86,7 +86,7 @@ class Verdicts:
         return "PASS" if all(node.verdict == "good" for node in self.node_verdicts()) else "FAIL"
 
     def message(self) -> str:
-        """Summarise the validation in a line: bad nodes and links with the reason, else the first failed step."""
+        """Summarise the validation in a sentence: worst nodes and links, else the first failed or unsure step."""
         if self.interrupted:
             return "Interrupted."
         if self.verdict == "PASS":

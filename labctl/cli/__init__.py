@@ -77,7 +77,7 @@ exit codes: 0 pass, 2 usage or settings, 3 environment, 4 workload failed, 5 cri
 
 
 def program() -> None:
-    """Run the command line as a console script, and exit without Python's teardown, which takes 0.08 s."""
+    """Run the command line with open streams and exit by os._exit, without Python's slow teardown."""
     # Python has None for a stream that is closed.
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
@@ -92,7 +92,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run this process's command line and exit with its code, also after Ctrl-C or once the output's reader is gone."""
+    """Run sys.argv and exit with its code, also after Ctrl-C or when the reader of the output is gone."""
     # Objects of a command live to its end: collecting garbage after every 700 of them takes 10 ms.
     gc.set_threshold(50_000)
     try:
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run sys.argv, of which ``arguments`` is a copy that chooses the imports; return its exit code, or exit."""
+    """Print help or version, or run the named command with the imports it needs; return the exit code."""
     if completing():
         return execute(set(COMMANDS))
     if arguments in ([], ["--help"], ["-h"], ["help"]):
@@ -147,7 +147,7 @@ def execute(names: set[str]) -> int:
 
 
 def _usage_error() -> type[Any]:
-    """Return Typer's class of usage errors, which has no public name."""
+    """Return Typer's private base class of usage errors."""
     import typer
 
     return typer.BadParameter.__bases__[0]
@@ -161,7 +161,7 @@ def print_usage() -> None:
 
 
 def application(names: set[str]) -> typer.Typer:
-    """Return a Typer application with these commands; completion and error messages need all of them."""
+    """Return a Typer application with only the commands of these names; completion needs all of them."""
     import typer
 
     app = typer.Typer(

@@ -32,6 +32,7 @@ class Bar:
         self._thread = threading.Thread(target=self._keep_up, daemon=True)
 
     def __enter__(self) -> Bar:
+        """Start the thread that redraws the line."""
         self._thread.start()
         return self
 
@@ -45,12 +46,12 @@ class Bar:
             self._shown = ""
 
     def print(self, text: str) -> None:
-        """Print text above the line, in one write so that it does not flicker."""
+        """Print text above the line in one write, and redraw the line below it."""
         with self._lock:
             write(f"{ERASE}{text}\n{self._shown}" if self._shown else f"{text}\n", self._stream, end="")
 
     def _keep_up(self) -> None:
-        """Redraw the line when its text changes, until the block ends or the stream cannot be written to."""
+        """Redraw the line at each PACE if its text changed, until the block ends or the stream cannot be written."""
         with suppress(OSError, OutputClosed):
             while not self._over.wait(PACE):
                 # Without the last column: some terminals wrap a line that reaches it.
@@ -69,7 +70,7 @@ def columns(stream: TextIO) -> int:
 
 
 def progress_text(progress: Progress, age: float, limit: float, width: int) -> str:
-    """Render a run's progress in ``width`` columns: step, metrics that fit, and time left, or ``age`` of ``limit``."""
+    """Render a run's step, metrics that fit, and time left, or ``age`` of ``limit``, in ``width`` columns."""
     time = f"{clock(age)} of {clock(limit)}"
     if progress.seconds_left is not None:
         time = f"{clock(progress.seconds_left)} left"
@@ -81,7 +82,7 @@ def progress_text(progress: Progress, age: float, limit: float, width: int) -> s
 
 
 def with_bar(progress: Progress, parts: list[str], width: int) -> str:
-    """Join texts to a line cut to ``width`` columns; insert a bar into ``parts`` if it fits and the steps are known."""
+    """Join texts to a line cut to ``width``; insert a bar if it fits and step and number of steps are known."""
     room = min(LONGEST, width - len("  ".join((*parts, ""))))
     if progress.step is not None and progress.steps and room >= SHORTEST:
         parts.insert(1, drawn(progress.step / progress.steps, room))
@@ -98,14 +99,14 @@ def step_text(progress: Progress) -> str:
 
 
 def metric_texts(metrics: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
-    """Yield each metric with its last value, loss and throughput first."""
+    """Yield each metric as ``NAME VALUE UNIT``, loss and throughput first."""
     first = [name for name in ("loss", "throughput") if name in metrics]
     for name in (*first, *(name for name in metrics if name not in first)):
         yield printable(f"{name} {figure(metrics[name])} {metrics[name]['unit']}".rstrip())
 
 
 def drawn(share: float, width: int) -> str:
-    """Draw a bar of ``width`` characters, filled up to a share."""
+    """Draw a bar of ``width`` characters, filled up to a share between 0 and 1."""
     done = round(min(1.0, max(0.0, share)) * width)
     return "━" * done + "─" * (width - done)
 

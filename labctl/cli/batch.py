@@ -182,7 +182,7 @@ def bisect_command(
 
 
 def bisect_text(report: BisectReport) -> str:
-    """Render the diagnosis: bad nodes and links with their runs, unsure nodes, and totals."""
+    """Render bad nodes and links with their runs, unsure nodes, totals, drained nodes and the report's directory."""
     from labctl.batches.bisect import shown_by
 
     diagnosis = report.diagnosis
@@ -208,7 +208,7 @@ def bisect_text(report: BisectReport) -> str:
 
 
 def run_text(run: Run, unit: str) -> str:
-    """Render a run of a search: nodes, value, and share of the median."""
+    """Render a run of a search in a line: nodes, value and share of the median, or why it failed."""
     nodes = ", ".join(run.nodes)
     if run.value is None:
         return f"{nodes}: failed ({run.why})"
@@ -220,14 +220,14 @@ class Display:
     """Context manager that shows a running batch: a live table in a terminal, else a line per change."""
 
     def __init__(self, output: Output) -> None:
-        """Print lines to ``output`` if there is no terminal."""
+        """Start without a table; lines go to ``output`` if stderr is no terminal."""
         self._output = output
         self._states: dict[str, str] = {}
         self._batch: Batch | None = None
         self._live: Any = None
 
     def __enter__(self) -> Display:
-        """Start the live table, if stderr is a terminal."""
+        """Start a live table, which redraws twice a second, if stderr is a terminal."""
         if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             from rich.console import Console
             from rich.live import Live
@@ -242,11 +242,12 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop the live table, if there is one."""
         if self._live:
             self._live.stop()
 
     def show(self, batch: Batch) -> None:
-        """Show a changed batch: update the table, or print a line per job that changed."""
+        """Keep a changed batch for the live table; without it, print a line for each job whose state changed."""
         self._batch = batch
         if self._live:
             return
@@ -257,17 +258,18 @@ class Display:
 
 
 def line(job: BatchJob, batch: Batch) -> str:
-    """Render a job in a line: its name, its nodes, and its state or result."""
+    """Render a job in a line: its name, nodes, and its state or result with value or error."""
     return f"{named(job)}: {state(job, batch)}"
 
 
 def named(job: BatchJob) -> str:
+    """Render ``JOB (REPEAT) on NODES``, without the repeat if it is the first."""
     turn = f" ({job.repeat})" if job.repeat > 1 else ""
     return f"{job.job}{turn} on {', '.join(job.nodes)}"
 
 
 def state(job: BatchJob, batch: Batch) -> str:
-    """Render state or verdict of a job, with its value, run or error."""
+    """Render a job's state with its run, or its verdict with cause and either value and duration or message."""
     if job.state != "done":
         return f"{job.state}, run {job.run_id}" if job.run_id else job.state
     cause = f" ({job.cause})" if job.cause else ""
@@ -277,11 +279,12 @@ def state(job: BatchJob, batch: Batch) -> str:
 
 
 def duration(job: BatchJob) -> float:
+    """Return the seconds between start and end of a job; a missing one counts as 0."""
     return (job.ended or 0) - (job.began or 0)
 
 
 def live_text(batch: Batch, now: float) -> str:
-    """Render the running and failed jobs, and the number of jobs done."""
+    """Render how many jobs are done, running and failed, and a table of the running and failed ones."""
     running = [job for job in batch.jobs if job.state == "running"]
     failed = [job for job in batch.jobs if job.state == "done" and job.verdict != "PASS"]
     done = sum(job.state == "done" for job in batch.jobs)
@@ -294,7 +297,7 @@ def live_text(batch: Batch, now: float) -> str:
 
 
 def report_text(report: BatchReport) -> str:
-    """Render a timeline of the jobs, their failures, totals, remarks, and the command that judges them."""
+    """Render a batch: timeline of jobs, failures, totals, remarks, and the `labctl eval` command."""
     batch = report.batch
     first = min((job.began or 0 for job in batch.jobs if job.began), default=0)
     scale = COLUMNS / max(report.seconds, 0.001)
@@ -310,14 +313,14 @@ def report_text(report: BatchReport) -> str:
 
 
 def eval_line(report: BatchReport) -> str:
-    """Return the command that judges a batch, with ``--within`` if jobs of a size can be compared."""
+    """Return the `labctl eval` command for a batch, with `--within 10%` if several jobs have the same size."""
     sizes = Counter(len(job.nodes) for job in report.batch.jobs if job.repeat == 1)
     within = " --within 10%" if report.batch.metric and max(sizes.values()) > 1 else ""
     return f"labctl eval {shlex.quote(os.path.relpath(report.directory))}{within}"
 
 
 def job_row(job: BatchJob, first: float, scale: float) -> tuple[object, ...]:
-    """Return the row of a job, with its part of the timeline: ``scale`` columns per second since ``first``."""
+    """Return a table row of a job; its timeline bar has ``scale`` columns per second since ``first``."""
     start = round(((job.began or first) - first) * scale)
     width = max(1, round(duration(job) * scale))
     bar = ("." * start + "#" * width).ljust(COLUMNS, ".")[:COLUMNS]

@@ -78,7 +78,7 @@ def saved_text(saved: SavedBundle) -> str:
 
 
 def written(loaded: LoadedBundle) -> Iterator[str]:
-    """Yield a line per folder of a lab with files written, per other file written, and for files of the cache."""
+    """Yield ``FOLDER: N files`` per lab folder written, other written files by name, and the cache's count."""
     from labctl.bundle.load import LOCKS
     from labctl.bundle.save import FOLDERS
 
@@ -94,7 +94,7 @@ def written(loaded: LoadedBundle) -> Iterator[str]:
 
 
 def loaded_text(loaded: LoadedBundle, directory: Path) -> str:
-    """Render a loaded bundle: lab, files written, hosts that failed, and the next command."""
+    """Render a loaded bundle: lab, files written, hosts that failed, and the `labctl up` command that is next."""
     lines = [f"lab {loaded.lab} is in {loaded.directory}, {len(loaded.files)} files written"]
     lines += [f"  {line}" for line in written(loaded)]
     lines += failure_lines(loaded.failed)

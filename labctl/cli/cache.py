@@ -54,7 +54,7 @@ def cache_command(
 
 
 def cache_text(report: CacheReport, *, dry_run: bool = False) -> str:
-    """Render the downloads, the files sent to each host (with a dry run: to send), and the hosts that failed."""
+    """Render the downloads, files sent (or to send) to each host, and failed hosts; or that nothing is declared."""
     if report.workload and not report.items:
         return f"workload {report.workload} declares nothing to fetch (`cache` in its workload.yml)"
     lines = []

@@ -38,10 +38,7 @@ HERE = Path()
 
 
 def context(directory: Path, output: Output, overrides: list[str] | None = None, *, create: bool = False) -> Context:
-    """Return the context of -C's directory (default: the nearest lab upwards), which must exist unless ``create``.
-
-    ConfigError if the directory does not exist and the command does not create it.
-    """
+    """Return the context of -C's directory, or of the nearest lab. ConfigError if missing, unless ``create``."""
     try:
         resolved = directory.resolve()
     except FileNotFoundError as error:
@@ -82,10 +79,10 @@ def answering(*, as_json: bool = False, stopped: str = "", quiet: bool = False) 
 
 
 def answer_plan(output: Output, preview: PlanPreview) -> None:
-    """Print the plan of a dry run."""
+    """Print the plan of a dry run, a line per entry, or as JSON."""
     output.answer(preview, "\n".join(preview.plan))
 
 
 def confirmation(as_json: bool = False) -> Callable[[str], bool] | None:
-    """Return a yes/no prompt on stderr; None without a terminal or with --json."""
+    """Return a function that asks yes or no on stderr; None if stdin is no terminal or with --json."""
     return (lambda question: typer.confirm(question, err=True)) if sys.stdin.isatty() and not as_json else None

@@ -38,7 +38,7 @@ def devices_command(directory: Directory = HERE, setting: Setting = None, json: 
 
 
 def host_text(host: HostDevices) -> str:
-    """Render a host, and a table of its devices."""
+    """Render a host's accelerator, drivers, cores, fabrics and nodes as a table, and its devices as another."""
     rows = [("host", host.name), ("accelerator", f"{host.accelerator or 'none'}; {host.reason}")]
     rows += [("driver", f"{kind}: {version}") for kind, version in host.drivers.items() if version]
     rows.append(("cores", " | ".join(map(ranges, host.numa or [host.cpus]))))
@@ -57,13 +57,14 @@ def host_text(host: HostDevices) -> str:
 
 
 def device_table(devices: Sequence[DetectedDevice]) -> str:
-    """Render a line per device, without empty columns."""
+    """Render a table with a line per device; columns that are empty for all are left out."""
     columns = {name: list(map(cell, devices)) for name, cell in COLUMNS.items()}
     filled = {name: cells for name, cells in columns.items() if any(cells)}
     return table(list(filled), map(dashed, zip(*filled.values(), strict=True)))
 
 
 def dashed(cells: Iterable[str]) -> list[str]:
+    """Return the cells with ``-`` for empty ones."""
     return [cell or "-" for cell in cells]
 
 

@@ -72,7 +72,7 @@ def eval_command(
 
 
 def share(written: str) -> float:
-    """Parse a share such as ``5%`` into a fraction. ConfigError if it is not from 0% to 100%."""
+    """Parse `--within`, such as ``5%``, into a fraction. ConfigError if it is not from 0% to 100%."""
     try:
         per_cent = float(written.removesuffix("%"))
     except ValueError:
@@ -83,14 +83,14 @@ def share(written: str) -> float:
 
 
 def text(evaluation: Evaluation) -> str:
-    """Render an evaluation: jobs, failed ones first; statistics of each size; the worst nodes; remarks and totals."""
+    """Render an evaluation: tables of jobs, sizes and worst nodes, then remarks and the verdict."""
     end = "\n".join((*evaluation.remarks, verdict(evaluation)))
     parts = [jobs_table(evaluation), sizes_table(evaluation), worst_nodes(evaluation), end]
     return "\n\n".join(filter(None, parts))
 
 
 def jobs_table(evaluation: Evaluation) -> str:
-    """Render a table of jobs, failed ones and outliers first."""
+    """Render a table of the first JOBS jobs, failed ones and outliers first, and a line on how many are left out."""
     jobs = evaluation.jobs
     repeated = any(job.repeats > 1 for job in jobs)
     head = ("JOB", "NODES", "VALUE", *(["SPREAD"] if repeated else []), "PER NODE", "VS MEDIAN", "STATUS", "CAUSE")
@@ -116,12 +116,12 @@ def jobs_table(evaluation: Evaluation) -> str:
 
 
 def status(result: JobResult | NodeResult, evaluation: Evaluation) -> str:
-    """Render the status of a job or node: one that did not fail has none if nothing was judged."""
+    """Return a result's status, or ``-`` if it passed and no threshold was given."""
     return result.status if evaluation.judged or result.status == "FAIL" else "-"
 
 
 def cause(job: JobResult) -> str:
-    """Render why a job failed, or that it is far below the others; VS MEDIAN has that distance."""
+    """Render why a job failed, ``far below the others`` for an outlier that passed, else empty."""
     if job.cause == "below-median":
         return job.cause
     if job.cause == "below-min":
@@ -133,14 +133,14 @@ def cause(job: JobResult) -> str:
 
 
 def fitted(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Render a table whose last cells are cut to what the other columns leave of WIDTH."""
+    """Render a table, with the last column cut so that lines are about WIDTH long."""
     others = table(head[:-1], [row[:-1] for row in rows])
     room = max(SHORTEST, WIDTH - 2 - max(map(len, others.split("\n"))))
     return table(head, [(*row[:-1], human.shortened(str(row[-1]), room)) for row in rows])
 
 
 def sizes_table(evaluation: Evaluation) -> str:
-    """Render the statistics of each size; empty without any."""
+    """Render statistics of each size, with efficiency if a workload has several; empty without sizes."""
     if not evaluation.sizes:
         return ""
     workloads = {size.workload for size in evaluation.sizes}
@@ -165,7 +165,7 @@ def sizes_table(evaluation: Evaluation) -> str:
 
 
 def worst_nodes(evaluation: Evaluation) -> str:
-    """Render the nodes that failed, with evidence, or the lowest ones; empty if there is nothing to compare."""
+    """Render a table of the LOWEST worst nodes, or all failed up to NODES; empty for one node that passed."""
     nodes = evaluation.nodes
     failed = [node for node in nodes if node.status == "FAIL"]
     if len(nodes) < 2 and not failed:
@@ -179,14 +179,14 @@ def worst_nodes(evaluation: Evaluation) -> str:
 
 
 def evidence(node: NodeResult) -> str:
-    """Render the failed jobs of a node, whose causes are in the table of jobs; empty without any."""
+    """Render how many of a node's jobs failed, and which; empty if none did."""
     if not node.failed:
         return ""
     return f"{len(node.failed)} of {len(node.jobs)} jobs failed: {human.listed(node.failed, EVIDENCE)}"
 
 
 def verdict(evaluation: Evaluation) -> str:
-    """Render the verdict and how many jobs and nodes passed, or that nothing was judged."""
+    """Render PASS or FAIL with how many jobs and nodes passed, or that nothing was judged."""
     if not evaluation.judged:
         failed = sum(job.status == "FAIL" for job in evaluation.jobs)
         of_jobs = f"FAIL: {failed:,} of {human.count(len(evaluation.jobs), 'job')} failed; nothing else judged"
@@ -196,7 +196,7 @@ def verdict(evaluation: Evaluation) -> str:
 
 
 def passed(kind: str, results: Sequence[JobResult | NodeResult]) -> str:
-    """Render the number of results that passed; empty without any."""
+    """Render ``N of M KIND passed``; empty without results."""
     count = sum(result.status == "PASS" for result in results)
     return f"{count:,} of {len(results):,} {kind} passed" if results else ""
 

@@ -94,4 +94,5 @@ def logs_command(
 
 
 def on_terminal() -> bool:
+    """Tell if both stdin and stdout are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()

@@ -64,7 +64,7 @@ def fit_command(
 
 
 def size(option: str, written: str | None) -> int | None:
-    """Parse the value of an option, such as ``80g``, into bytes; None if it is not given. ConfigError if invalid."""
+    """Parse an option's value, such as ``80g``, into bytes; None if it is not given. ConfigError if it is invalid."""
     from labctl.config import settings
 
     if written is None:
@@ -77,7 +77,7 @@ def size(option: str, written: str | None) -> int | None:
 
 
 def text(report: FitReport, *, explain: bool = False) -> str:
-    """Render whether a workload fits and what makes it fit; with ``explain`` also each component of its memory."""
+    """Render the answer, memory used, settings, advice and least hardware; with ``explain`` also each component."""
     lines = [headline(report), *usage(report, report.required, report.unknown), settings_line(report)]
     if report.advice:
         lines += ["", *advice_lines(report, report.advice)]
@@ -87,6 +87,7 @@ def text(report: FitReport, *, explain: bool = False) -> str:
 
 
 def on_cpu(report: FitReport) -> bool:
+    """Tell if the lab's accelerator is the CPU."""
     return bool(report.training["accelerator"] == "cpu")
 
 
@@ -99,7 +100,7 @@ def hosts_of(report: FitReport, count: int, such: str = "") -> str:
 
 
 def headline(report: FitReport) -> str:
-    """Render the answer, and what decides it if that is unknown."""
+    """Render in a line that a workload fits, does not, or why that is unknown, with the hardware."""
     name, place = report.workload, hosts_of(report, report.nodes)
     if report.fits is not None:
         return f"{name} {'fits' if report.fits else 'does not fit'} on {place}"
@@ -109,7 +110,7 @@ def headline(report: FitReport) -> str:
 
 
 def usage(report: FitReport, required: Requirement, unknown: Collection[str]) -> list[str]:
-    """Render the memory that it takes of a device and of a host, or of a node, and the share of what there is."""
+    """Render memory taken per device and per host, or per node on CPU, with the share of what is available."""
     available = report.available
     host = taken(required.host, available.host) + (UNKNOWN_HOST if "host" in unknown else "")
     if on_cpu(report):
@@ -127,7 +128,7 @@ def taken(required: int, available: int | None) -> str:
 
 
 def settings_line(report: FitReport) -> str:
-    """Render the settings that decide a training's memory."""
+    """Render ZeRO stage, precision, micro-batch and other settings that decide a training's memory."""
     training = report.training
     length = training["sequence_length"]
     how = (
@@ -143,19 +144,19 @@ def settings_line(report: FitReport) -> str:
 
 
 def advice_lines(report: FitReport, advice: FitAdvice) -> list[str]:
-    """Render the cheapest changes after which it fits, and the memory that it takes then."""
+    """Render the changes after which a workload would fit, and the memory that it takes then."""
     doubt = f" ({UNKNOWN['activations']})" if "activations" in advice.unknown else ""
     changes = map(change_line, advice.changes)
     return [f"it would fit with{doubt}", *changes, *usage(report, advice.required, advice.unknown)]
 
 
 def change_line(change: Change) -> str:
-    """Render a change as an option, or in words if the workload has none for it."""
+    """Render a change as `--set OPTION`, or in words if the workload has no option for it, with the reason."""
     return f"  {f'--set {change.set}' if change.set else f'in its script: {change.words}'}  ({change.reason})"
 
 
 def least_line(report: FitReport, least: Least) -> str:
-    """Render the hardware on which it would fit without new adapters, or that no number of such devices is enough."""
+    """Render the hosts, or memory per host, with which it would fit; or that one device is always too small."""
     enough = [
         *([f"on {hosts_of(report, least.hosts, 'such ')}"] if least.hosts else []),
         *([f"with {human.memory(least.host)} per {'node' if on_cpu(report) else 'host'}"] if least.host else []),
@@ -167,7 +168,7 @@ def least_line(report: FitReport, least: Least) -> str:
 
 
 def explanation(report: FitReport) -> list[str]:
-    """Render each component's memory by phase, with formula and source, and what is not counted."""
+    """Render the training, its peak phases, a table of components with formula and source, and exclusions."""
     from labctl.fit.memory import PHASES, SYMBOLS
 
     training, required = report.training, report.required

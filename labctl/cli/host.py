@@ -67,7 +67,7 @@ def doctor_command(
 
 
 def asking() -> Callable[[str], bool]:
-    """Return a prompt for the terminal; it raises HostError if there is no terminal."""
+    """Return a function that asks yes or no on stderr, and raises HostError if stdin is no terminal."""
 
     def ask(question: str) -> bool:
         """Ask a yes/no question on stderr; HostError if stdin is no terminal."""
@@ -79,7 +79,7 @@ def asking() -> Callable[[str], bool]:
 
 
 def findings_text(findings: tuple[Finding, ...]) -> str:
-    """Render a table of all findings, and the fixes of the problems."""
+    """Render a table of findings, impact and fix of each that is not ok, and a hint on --fix if it applies."""
     rows = [(finding.level, finding.code, finding.node, finding.summary) for finding in findings]
     wrong = [finding for finding in findings if finding.level != "ok"]
     advice = [f"\n{finding.code} {finding.node}: {finding.impact}\n  fix: {finding.fix}" for finding in wrong]

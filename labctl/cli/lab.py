@@ -134,14 +134,14 @@ def clean_command(directory: Directory = HERE, setting: Setting = None, json: Js
 
 
 def answer_status(output: Output, status: LabStatus) -> None:
-    """Print the status; exit with the code of HostError if a host does not answer."""
+    """Print a lab's status; exit with HostError's code if a host does not answer."""
     output.answer(status, status_text(status))
     if status.unreachable:
         sys.exit(HostError.exit_code)
 
 
 def status_text(status: LabStatus) -> str:
-    """Render the status as a table, and the hosts that do not answer."""
+    """Render a lab's state, a table of its nodes, reasons of nodes, and the hosts that do not answer."""
     several = any(node.host != model.HERE for node in status.nodes)
     columns = ("NODE", *(("HOST",) if several else ()), "ROLE", "STATE", "HEALTH", "SLOTS")
     rows = []

@@ -74,7 +74,7 @@ STEPS = (
 
 
 def next_step(result: Result, project: Project | None = None) -> str:
-    """Return advice for the way a run of that project ended; empty if there is none."""
+    """Return what to try after a run of a project ended this way; empty if there is no advice."""
     if result.outcome == COMPLETED:
         return "a criterion has it judged, such as --expect 'loss<2.5'"
     if result.cause == "node-lost":
@@ -90,7 +90,7 @@ def next_step(result: Result, project: Project | None = None) -> str:
 
 
 def _missing_device(message: str) -> str:
-    """Return advice for a program that found no device of a vendor; empty for other messages."""
+    """Return advice if the message is a program's that found no device of a vendor; else empty."""
     from labctl import accelerators
 
     for name, module in accelerators.modules().items():
@@ -100,7 +100,7 @@ def _missing_device(message: str) -> str:
 
 
 def _left_out(message: str, project: Project | None) -> str:
-    """Return advice for a file of the project that was not copied, as git ignores it; empty for other messages."""
+    """Return advice if the message names a file of the project that git ignores, so it was not copied; else empty."""
     from labctl.system import git
 
     match = re.search(LEFT_OUT, message)
@@ -123,7 +123,7 @@ def _left_out(message: str, project: Project | None) -> str:
 
 
 def _missing_module(message: str) -> str:
-    """Return advice for a module that the image does not have; empty for other messages."""
+    """Return advice if the message misses a Python module: LAB_PACKAGES, or mounts; else empty."""
     match = re.search(NO_MODULE, message)
     if not match:
         return ""
@@ -138,7 +138,7 @@ def _missing_module(message: str) -> str:
 
 
 def _missing_path(message: str) -> str:
-    """Return advice for a path that the nodes do not have; empty for other messages."""
+    """Return advice if the message says a path is missing: mount it by LAB_MOUNTS; else empty."""
     match = re.search(NOT_FOUND, message)
     if not match:
         return ""
@@ -157,7 +157,7 @@ def _step(message: str) -> str:
 
 
 def mountable(path: Path) -> str:
-    """Return the directory to mount so that a path exists in nodes; ``DIRECTORY`` if it may not be mounted."""
+    """Return a path's directory, itself if it is one, to mount it; ``DIRECTORY`` if mounting it is refused."""
     from labctl.config import mount_sources
 
     folder = path if path.is_dir() else path.parent

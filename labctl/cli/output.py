@@ -55,7 +55,7 @@ class Output:
         self._bar: Bar | None = None
 
     def event(self, event: Event) -> None:
-        """Print an event to stderr, except a line of a run if ``quiet``, and ``waiting`` if ``as_json``."""
+        """Print an event to stderr, except run output if ``quiet``, and ``waiting`` if ``as_json``."""
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
@@ -74,7 +74,7 @@ class Output:
 
     @contextmanager
     def showing(self, progress: Callable[[], Progress], age: float, limit: float) -> Iterator[None]:
-        """Keep a run's progress on stderr's last line in the block; nothing with --json or if it cannot be redrawn."""
+        """Show a run's progress bar on stderr in the block; not with --json, or if stderr cannot be redrawn."""
         if self.as_json or not can_redraw(sys.stderr):
             yield
             return
@@ -89,7 +89,7 @@ class Output:
             self._bar = None
 
     def answer(self, answer: object, text: str) -> None:
-        """Print the answer to stdout: unless empty the text, made printable, or with --json the document."""
+        """Print text, made printable, to stdout unless empty; with --json the answer as a JSON document."""
         shown = printable(text)
         if self.as_json:
             shown = json.dumps({"schema": 1, **to_json(answer)}, indent=2, allow_nan=False)
@@ -108,7 +108,7 @@ class Output:
 
 
 def to_json(value: Any, kind: str = "") -> Any:
-    """Convert Structs to JSON objects with deprecated keys, LabErrors to messages; ``kind``: the key of ``value``."""
+    """Convert Structs to JSON objects, old key names included, LabErrors to messages; ``kind`` is the value's key."""
     from msgspec import Struct
     from msgspec.structs import asdict
 
@@ -133,7 +133,7 @@ def say_printed(text: str) -> None:
 
 
 def write(text: str, stream: TextIO, end: str = "\n") -> None:
-    """Print text and ``end`` in a single write, as threads print in parallel. OutputClosed if the reader is gone."""
+    """Print text and ``end`` in one flushed write. OutputClosed if the reader is gone; then drop later writes."""
     try:
         print(f"{text}{end}", end="", file=stream, flush=True)
     except BrokenPipeError as error:
@@ -148,33 +148,33 @@ def can_redraw(stream: TextIO) -> bool:
 
 
 def color(text: str, code: str) -> str:
-    """Return text between this escape sequence and a reset if stderr is a terminal, else unchanged."""
+    """Wrap text in a color escape code if stderr is a terminal; else return it unchanged."""
     return f"{code}{text}{PLAIN}" if sys.stderr.isatty() else text
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
-    """Replace control characters but those ``kept`` by ``?``: text of hosts and workloads must not move the cursor."""
+    """Replace control characters by ``?``, except the ``kept`` ones."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(character if is_safe(character, kept) else "?" for character in text)
 
 
 def is_safe(character: str, kept: str) -> bool:
-    """Tell if a character moves no cursor, or is one of those ``kept``."""
+    """Tell if a character is printable, a non-ASCII blank, or one of the ``kept``."""
     # isprintable() is False for blanks of other scripts.
     blank = character.isspace() and character > "\x9f"
     return character.isprintable() or character in kept or blank
 
 
 def program_text(text: str, stream: TextIO, mark: str = "") -> str:
-    """Return a program's lines: for a terminal each after a mark, with colors as only escapes; else unchanged."""
+    """Return output for a terminal, a mark before each line, no escapes but colors; unchanged for other streams."""
     if not stream.isatty():
         return text
     return "\n".join(mark + shown_line(line, mark) for line in text.split("\n"))
 
 
 def shown_line(line: str, mark: str = "") -> str:
-    """Return a program's line for a terminal: colors, its only escapes, end with it; ``\\r`` does not hide the mark."""
+    """Return a line without escapes but colors, reset at its end, and with the mark after each ``\\r``."""
     if line.isascii() and line.isprintable():
         return line
     parts = STYLE.split(line)
@@ -183,7 +183,7 @@ def shown_line(line: str, mark: str = "") -> str:
 
 
 def failure_lines(failed: Iterable[HostFailure]) -> list[str]:
-    """Render hosts that failed, each with its hint."""
+    """Render each host's failure, with its name if the message lacks it, and its hint on the next line."""
     lines = []
     for failure in failed:
         # Most messages begin with the name of the host already.
@@ -201,7 +201,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def figure(metric: Mapping[str, Any], key: str = "value") -> str:
-    """Format a metric's value under ``key``; if it is missing, as for nan, return the metric's note, or else ``-``."""
+    """Return a metric's value under ``key`` as text, a number formatted; its note or ``-`` if it is missing."""
     value = metric.get(key)
     if isinstance(value, int | float):
         return human.number(value)

@@ -69,7 +69,7 @@ def replay_command(
 
 
 def verification_text(verification: Verification) -> str:
-    """Render a table of what has changed, or a line if nothing has."""
+    """Render what differs from the lock file as a table, or a line if nothing does."""
     if not verification.drift:
         return f"as frozen in {verification.lock}: {verification.facts} facts"
     rows = [

@@ -70,7 +70,7 @@ def export_command(
 
 
 def comparison_text(compared: Comparison) -> str:
-    """Render groups of equal runs, what differs, their figures, and whether these differ more than usual."""
+    """Render a table of groups of runs, what differs, their figures, remarks, and the conclusion."""
     from labctl.runs.compare import described
 
     runs: list[tuple[str, str, str]] = []
@@ -83,7 +83,7 @@ def comparison_text(compared: Comparison) -> str:
 
 
 def differences(compared: Comparison) -> str:
-    """Render what differs, with a column per group."""
+    """Render what differs between groups as a table with a column per group; or that nothing does."""
     if not compared.differences:
         return "nothing that was recorded differs"
     names = [group.name for group in compared.groups]
@@ -106,7 +106,7 @@ def figures(columns: Sequence[Group]) -> str:
 
 
 def figure_of(metric: Spread | None) -> str:
-    """Render a mean with its number of runs and its change, as ``11.2, mean of 3 (-54.8 %)``; ``none`` for None."""
+    """Render a mean, its runs if several, and its change, as ``11.2, mean of 3 (-54.8 %)``; ``none`` for None."""
     if metric is None:
         return "none"
     mean = human.number(metric.mean) + (f", mean of {len(metric.values)}" if len(metric.values) > 1 else "")
@@ -114,4 +114,5 @@ def figure_of(metric: Spread | None) -> str:
 
 
 def shortened(text: str) -> str:
+    """Cut a text to LONGEST characters."""
     return human.shortened(text, LONGEST)

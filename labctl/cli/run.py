@@ -49,7 +49,7 @@ ARGUMENTS = "labctl.arguments"
 
 
 def complete_workload(incomplete: str) -> list[str]:
-    """Return workload names that begin with a text, for shell completion; none if they cannot be listed."""
+    """Return workload names that begin with a text, for completion; [] if they cannot be listed."""
     here = Context(directory=Path.cwd(), environ=os.environ, emit=lambda _: None, flags={})
     try:
         workloads = flows.workloads(here).workloads
@@ -74,12 +74,13 @@ class WithArguments(TyperCommand):
     """Command that passes on the arguments after `--` in ``ctx.meta[ARGUMENTS]``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments before `--`; keep the others in ``ctx.meta``."""
+        """Parse the arguments before `--`; keep those after it in ``ctx.meta[ARGUMENTS]``."""
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[ARGUMENTS] = tuple(args[end + 1 :])
         return super().parse_args(ctx, args[:end])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the usage with ``[-- ARGUMENTS... | -- COMMAND...]`` added."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS... | -- COMMAND...]"]
 
 
@@ -237,7 +238,7 @@ def options_of(
     set_: list[str] | None = None,
     **others: Any,
 ) -> RunOptions:
-    """Build run options: parse time limit, criteria, metrics, `--set`; keep others. ConfigError if one is invalid."""
+    """Return run options with time limit, criteria, metrics and ``--set`` parsed. ConfigError if one is invalid."""
     from labctl.jobs.request import RunOptions
     from labctl.workloads.schema import parse_duration, parse_expectation, parse_metric
 
@@ -251,7 +252,7 @@ def options_of(
 
 
 def settings_of_script(arguments: list[str]) -> tuple[tuple[str, str | None], ...]:
-    """Parse `--set` arguments into pairs, the last of each key; value None without ``=``. ConfigError without a key."""
+    """Parse `--set KEY[=VALUE]` into pairs, the last of each key, None without ``=``. ConfigError without key."""
     values: dict[str, str | None] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -374,7 +375,7 @@ def prune_command(
 
 
 def parse_since(text: str) -> datetime:
-    """Parse ``2d``, ``3h`` or ``30m`` before now, or a date or time, into local time. ConfigError if it is neither."""
+    """Parse ``2d``, ``3h``, ``30m`` ago, or an ISO date or time, into local time. ConfigError if it is neither."""
     if ago := re.fullmatch(r"(\d{1,5})([dhm])", text):
         unit = {"d": "days", "h": "hours", "m": "minutes"}[ago[2]]
         return datetime.now() - timedelta(**{unit: int(ago[1])})
@@ -398,7 +399,7 @@ def show_command(
 
 
 def repeated_text(repeated: RepeatedRuns) -> str:
-    """Render verdict and duration of each run, the spread of their metrics, and whether one differs more than usual."""
+    """Render verdict and duration of each run, spread of the metrics, effects and conclusion."""
     from labctl.runs.spread import in_words
 
     runs = [(run.run_id, run.outcome, run.cause or "-", human.number(run.seconds)) for run in repeated.runs]
@@ -408,7 +409,7 @@ def repeated_text(repeated: RepeatedRuns) -> str:
 
 
 def spread_table(spread: Mapping[str, Spread]) -> str:
-    """Render mean, number of runs, range and, of three runs or more, coefficient of variation of each metric."""
+    """Render a table of metrics: mean, number of runs, range, and spread if known; empty without metrics."""
     rows = [
         (
             metric_title(name, metric),
@@ -423,7 +424,7 @@ def spread_table(spread: Mapping[str, Spread]) -> str:
 
 
 def metric_title(name: str, spread: Spread) -> str:
-    """Render the name of a metric with its unit, as ``throughput (samples/s)``."""
+    """Render a metric's name with its unit and ``found`` if it is a found one, as ``throughput (samples/s)``."""
     from labctl.runs.spread import titled
 
     title = titled(name, at_end=spread.at_end)
@@ -432,7 +433,7 @@ def metric_title(name: str, spread: Spread) -> str:
 
 
 def run_text(run: Result | RunSummary, lab: Path) -> str:
-    """Render the result of a run, or its state if it has none, and the directory of its record."""
+    """Render a run's result, or its state if it has none, with the paths of its evidence and record."""
     from labctl.records import store
 
     rows = [("run", run.run_id)]
@@ -449,7 +450,7 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
 
 
 def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]]:
-    """Return name and text of notes, metrics, attempts, ranks, duration, verdict and next step of a project's run."""
+    """Return name and text of notes, metrics, retries, ranks, hang, verdict and next step of a result."""
     from labctl.records import straggler
 
     rows = list(result.notes.items())
@@ -482,7 +483,7 @@ def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]
 
 
 def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
-    """Render the loss of a run, else its throughput or its first metric, as ``loss 2.31``; empty without metrics."""
+    """Render a run's loss, else throughput, else first metric, as ``loss 2.31``; empty without metrics."""
     from labctl.records.verdict import final
 
     name = next((name for name in (*MAIN, *metrics) if name in metrics), "")
@@ -493,11 +494,11 @@ def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def found_mark(metric: Mapping[str, Any]) -> str:
-    """Return the mark of a metric that was found in the output; empty for one that is declared."""
+    """Return `` (found)`` for a metric found in the output; empty for a declared one."""
     return " (found)" if "found" in metric else ""
 
 
 def found_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the texts in which metrics were found, each once, at most FOUND of them."""
+    """Return the lines in which metrics were found, each once, at most FOUND of them."""
     lines = dict.fromkeys(str(metric["line"]) for metric in metrics.values() if "line" in metric)
     return list(lines)[:FOUND]

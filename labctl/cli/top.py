@@ -65,7 +65,7 @@ class Screen:
         return self
 
     def _open(self) -> None:
-        """Switch to the alternate screen, and read keys without echo."""
+        """Show the terminal's alternate screen, and read keys without echo if stdin is a terminal."""
         import termios
         import tty
 
@@ -80,7 +80,7 @@ class Screen:
         self._live.start()
 
     def __exit__(self, *_: object) -> None:
-        """Restore the terminal."""
+        """Leave the alternate screen and restore the terminal's settings."""
         import termios
 
         if self._live:
@@ -89,7 +89,7 @@ class Screen:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._terminal)
 
     def show(self, view: RunView) -> bool:
-        """Show the run and wait up to a second for a key; return False once q is pressed or the input has ended."""
+        """Draw the run and wait up to a second for a key; return False on q or the end of input, else True."""
         from rich.text import Text
 
         if not self._live:
@@ -99,7 +99,7 @@ class Screen:
         return not self._is_left()
 
     def _is_left(self) -> bool:
-        """Wait up to a second for a key; tell if it was q or the end of input."""
+        """Wait up to a second for a key; return True on q or the end of input, False otherwise."""
         if not self._terminal:
             time.sleep(PACE)
             return False
@@ -108,7 +108,7 @@ class Screen:
 
 
 def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
-    """Render a run: progress, nodes, devices, with ``height`` the keys; cut to ``width`` and ``height`` unless 0."""
+    """Render a run's progress, metrics, nodes and devices; cut to ``width`` and ``height``, with keys, unless 0."""
     from labctl.records.straggler import sentence
 
     progress = view.progress
@@ -138,7 +138,7 @@ def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
 
 
 def fitting(parts: Iterable[str], width: int) -> str:
-    """Join texts, leaving out each with which the line exceeds ``width`` characters; all of them if it is 0."""
+    """Join parts by two spaces, leaving out each that would exceed ``width``; all of them if it is 0."""
     line = ""
     for part in parts:
         longer = f"{line}  {part}".strip()
@@ -151,11 +151,12 @@ Row = tuple[tuple[str, ...], "Mapping[str, Reading]"]
 
 
 def node_rows(nodes: Iterable[NodeSamples]) -> list[Row]:
+    """Return a row for each node: its name and its samples."""
     return [((node.node,), node.values) for node in nodes]
 
 
 def device_rows(nodes: Iterable[NodeSamples]) -> list[Row]:
-    """Return a row per device of the nodes."""
+    """Return a row for each device: its node and number, and its samples."""
     rows: list[Row] = []
     for node in nodes:
         rows += [((node.node, number), values) for number, values in node.devices.items()]
@@ -163,7 +164,7 @@ def device_rows(nodes: Iterable[NodeSamples]) -> list[Row]:
 
 
 def sampled(head: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
-    """Render a table of samples; columns at the end that exceed ``width`` are left out."""
+    """Return the lines of a table of samples, without the last columns if it would exceed ``width``."""
     units: dict[str, str] = {}
     for _, values in rows:
         units |= {name: reading.unit for name, reading in values.items()}
@@ -179,5 +180,5 @@ def sampled(head: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
 
 
 def value_cells(values: Mapping[str, Reading], names: Iterable[str]) -> list[str]:
-    """Return the values of these names as text; ``-`` if there is none."""
+    """Return the values of these names, as text, or ``-`` where there is none."""
     return [human.number(values[name].value) if name in values else "-" for name in names]

@@ -22,7 +22,7 @@ ELSEWHERE = {
 
 
 def correct(message: str, arguments: list[str], commands: Collection[str]) -> tuple[str, str]:
-    """Return a usage error's message, reworded for commands of other tools, and a hint, which may be empty."""
+    """Return a usage error's message, reworded for commands known from other tools, and a hint that may be empty."""
     first = arguments[0] if arguments else ""
     misplaced = "No such option" in message or "unexpected extra argument" in message
     if first.startswith("-"):

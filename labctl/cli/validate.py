@@ -95,11 +95,11 @@ def baseline_command(
 
 
 def end_as_ctrl_c() -> None:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the lab is removed."""
+    """Handle SIGTERM as Ctrl-C, and SIGHUP too, unless it is ignored, with the terminal's output dropped."""
     terminal = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def hang_up(number: int, frame: FrameType | None) -> None:
-        """Redirect the terminal to /dev/null, as each write to it fails from now on; raise KeyboardInterrupt."""
+        """Redirect terminal output to /dev/null, since writes to it fail from now on; raise KeyboardInterrupt."""
         for stream in terminal:
             with Path(os.devnull).open("w") as nothing:
                 os.dup2(nothing.fileno(), stream)
@@ -111,10 +111,7 @@ def end_as_ctrl_c() -> None:
 
 
 def report_text(report: ValidationReport, *, verbose: bool = False) -> str:
-    """Render steps, bad nodes and links, busy hosts, drained machines, actions, verdict, and the path of the page.
-
-    With ``verbose`` also each measurement.
-    """
+    """Render steps, bad nodes and links, busy and drained hosts, advice and verdict; measurements if ``verbose``."""
     validation = report.validation
     steps = table(
         ("STEP", "STATUS", "SECONDS", "RESULT"),
@@ -129,7 +126,7 @@ def report_text(report: ValidationReport, *, verbose: bool = False) -> str:
 
 
 def measurements_table(figures: Sequence[Figure]) -> str:
-    """Render a line per figure with its measurements, in order; empty if nothing was measured."""
+    """Render a table of figures with each measurement; empty without figures."""
     rows = [
         (f"{figure.step}: {figure.what}", figure.node or "all", figure.unit, measurements_text(figure))
         for figure in figures
@@ -138,11 +135,12 @@ def measurements_table(figures: Sequence[Figure]) -> str:
 
 
 def measurements_text(figure: Figure) -> str:
+    """Render a figure's measurements in order, or its value if it was measured once."""
     return "  ".join(map(human.number, figure.values or (figure.value,)))
 
 
 def verdicts_table(validation: Validation) -> str:
-    """Render the nodes and links that are not good; empty if all are."""
+    """Render a table of nodes that are not good, the first NODES, and of bad links; empty if none."""
     bad = [node for node in validation.nodes if node.verdict != "good"]
     rows = [(node.node, node.host, node.verdict, evidence_text(node)) for node in bad[:NODES]]
     rows += [(f"{link.a} - {link.b}", "", link.verdict, evidence_text(link)) for link in validation.links]
@@ -155,7 +153,7 @@ def evidence_text(verdict: NodeVerdict | LinkVerdict) -> str:
 
 
 def actions_text(validation: Validation) -> str:
-    """Render the advice of nodes, links and steps, each once, up to ``NODES``; empty without any."""
+    """Render the advice of nodes, links and steps as a numbered list of up to NODES; empty without any."""
     advice = [node.advice for node in validation.nodes]
     advice += [link.advice for link in validation.links]
     advice += [step.advice for step in validation.steps]
@@ -164,4 +162,5 @@ def actions_text(validation: Validation) -> str:
 
 
 def shortened(text: str) -> str:
+    """Join a text to a line and cut it to 100 characters."""
     return human.shortened(" ".join(text.split()), 100)

@@ -29,7 +29,7 @@ Showing = Callable[[Callable[[], Progress], float, float], AbstractContextManage
 
 
 def unshown(progress: Callable[[], Progress], age: float, limit: float) -> AbstractContextManager[None]:  # noqa: ARG001
-    """Display no progress; the default of ``Context.showing``."""
+    """Return a block that displays no progress."""
     return nullcontext()
 
 
@@ -46,10 +46,7 @@ class Context(Struct, frozen=True, kw_only=True):
     showing: Showing = unshown
 
     def settings(self) -> settings.Settings:
-        """Load the settings, with the image of the workload that the lab is up for; warn. ConfigError if invalid.
-
-        Includes the image settings of the workload that the lab was brought up for, except those changed since.
-        """
+        """Return settings with the image that `up` kept, unless changed since; warn. ConfigError if invalid."""
         declared = self.declared()
         for warning in declared.warnings:
             self.warn(warning)
@@ -64,10 +61,7 @@ class Context(Struct, frozen=True, kw_only=True):
         return effective
 
     def keep_image(self, used: Settings) -> None:
-        """Record the image settings that a workload overrode for later commands; without any, delete the record.
-
-        HostError if the record cannot be written.
-        """
+        """Write image settings that a workload overrode to the lab, or delete them if none. HostError if it fails."""
         declared = self.declared()
         kept = {
             key: (declared.text(key), used.text(key), used.origin(key))
@@ -80,11 +74,11 @@ class Context(Struct, frozen=True, kw_only=True):
             self.forget_image()
 
     def forget_image(self) -> None:
-        """Delete the record of the image settings that a workload overrode."""
+        """Delete the file with image settings that a workload overrode, if it exists."""
         (self.directory / KEPT).unlink(missing_ok=True)
 
     def declared(self) -> Settings:
-        """Load flags, environment and .env alone; LAB_PACKAGES gains LAB_REQUIREMENTS. ConfigError if invalid."""
+        """Load flags, environment and .env: LAB_PACKAGES with LAB_REQUIREMENTS. ConfigError if invalid."""
         loaded = self._with_requirements(settings.load(self.directory, self.environ, self.flags))
         if name := loaded.text("LAB_DOCKERFILE"):
             path = self.directory.absolute() / Path(name).expanduser()
@@ -101,15 +95,19 @@ class Context(Struct, frozen=True, kw_only=True):
         return loaded.with_value("LAB_PACKAGES", " ".join(packages), origin)
 
     def warn(self, text: str) -> None:
+        """Emit a warning event."""
         self.emit(Event(kind="warning", text=text))
 
     def notice(self, text: str) -> None:
+        """Emit a notice event."""
         self.emit(Event(kind="notice", text=text))
 
     def waits(self, text: str) -> None:
+        """Emit a waiting event."""
         self.emit(Event(kind="waiting", text=text))
 
     def line(self, text: str) -> None:
+        """Emit a line event with a line that a program printed."""
         self.lines((text,))
 
     def lines(self, texts: Iterable[str]) -> None:
@@ -118,7 +116,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 def find_lab(directory: Path, environ: Mapping[str, str]) -> Path:
-    """Return the nearest directory upwards whose .env sets LAB_NAME, else ``directory``. ConfigError if not the user's.
+    """Return the nearest directory upwards with LAB_NAME in .env, else ``directory``. ConfigError if not the user's.
 
     Code below a lab directory may have a .env of its own. ConfigError for a .env that others own: in a
     directory that others can write to, it would decide on which hosts and in which containers a command runs.
@@ -167,13 +165,13 @@ def _user(uid: int) -> str:
 
 
 def require_initialised(context: Context) -> None:
-    """Raise ConfigError if a directory has no .env: `up` there would create folders that the user did not ask for."""
+    """Raise ConfigError unless the context's directory has a .env."""
     if not (context.directory / ".env").exists():
         raise ConfigError(f"{context.directory} has no .env", hint=f"labctl init {shlex.quote(str(context.directory))}")
 
 
 def require_named(context: Context, settings: Settings) -> None:
-    """Raise ConfigError if there is neither a .env nor a set LAB_NAME: the default name would be another lab's."""
+    """Raise ConfigError unless LAB_NAME is set or the directory has a .env."""
     if settings.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
         hint = "cd into the lab's directory, or name it: -C DIRECTORY; `labctl init DIRECTORY` creates one"
         raise ConfigError(f"{context.directory} is not a lab directory (no .env)", hint=hint)

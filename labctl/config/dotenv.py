@@ -69,11 +69,12 @@ class Entry(Struct, frozen=True):
     line: int
 
     def __repr__(self) -> str:
+        """Show key and line without the value, which may be a secret."""
         return f"Entry({self.key!r}, line {self.line})"  # its value may be a secret
 
 
 def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
-    """Read a .env file, called ``shown`` in errors. ConfigError if it is unreadable, world-writable or invalid."""
+    """Read a .env file, ``shown`` in errors. ConfigError if unreadable, world-writable, not UTF-8 or invalid."""
     shown = shown or str(path)
     try:
         everyone_writes = path.stat().st_mode & stat.S_IWOTH
@@ -91,7 +92,7 @@ def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
 
 
 def parse(text: str, path: str) -> tuple[Entry, ...]:
-    """Parse the text of a .env file, in order; raise ConfigError, ``path:line: reason``, which never shows a value."""
+    """Return a .env text's entries, in order. ConfigError with ``path:line`` if ambiguous or a key is repeated."""
     from dotenv.parser import parse_stream
 
     entries: dict[str, Entry] = {}
@@ -115,7 +116,7 @@ def parse(text: str, path: str) -> tuple[Entry, ...]:
 
 
 def _require_unambiguous(line: str, refused: tuple[tuple[str, str, str], ...], where: str) -> None:
-    """Raise ConfigError if a line matches a refused pattern, given as pattern, reason and hint."""
+    """Raise ConfigError with reason and hint if a line matches one of these refused patterns."""
     for pattern, reason, hint in refused:
         if match := re.match(pattern, line):
             fields = {"code": ord(match.groupdict().get("character") or "\0"), **match.groupdict()}
@@ -123,7 +124,7 @@ def _require_unambiguous(line: str, refused: tuple[tuple[str, str, str], ...], w
 
 
 def quote(value: str) -> str:
-    """Quote a value so that ``parse`` reads back exactly this value. ValueError on NUL and on lone surrogates."""
+    """Quote a value, if needed, so that ``parse`` returns it unchanged. ValueError on NUL or a lone surrogate."""
     if "\0" in value or not is_utf8(value):
         raise ValueError("a value cannot hold NUL or lone surrogates")
     if _PORTABLE.fullmatch(value):

@@ -20,7 +20,7 @@ _COUNT = re.compile(r"(?:(?:slots?|max[-_]slots|np|ppn|count|n?(?:cpu|gpu|proc)s
 
 
 def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
-    """Parse a hostfile into pairs of node and slots, in order; raise ConfigError, ``path:line: reason``.
+    """Parse a hostfile into pairs of node and slots, OWN without a count. ConfigError with ``path:line`` if invalid.
 
     A line is ``worker-0 slots=2`` (DeepSpeed, Open MPI), ``worker-0:2`` (MPICH, Intel MPI), or a name alone, whose
     slots are ``OWN``. DeepSpeed takes ``^(\\S+)\\s+slots=(\\d+)`` from each line and ignores the rest
@@ -55,17 +55,17 @@ def format_hostfile(entries: Iterable[tuple[str, int]]) -> str:
 
 
 def job_name(name: str) -> str:
-    """Return the job's name in the file name of a hostfile set (``hostfile_2xN_batch0001``); empty for other names."""
+    """Return the part after PREFIX of a hostfile's name, with odd characters as ``-``; empty for other names."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", name.removeprefix(PREFIX)) if name.startswith(PREFIX) else ""
 
 
 def select(
     entries: tuple[tuple[str, int], ...], include: str = "", exclude: str = ""
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return nodes and slots that --include or --exclude leaves, in order. ConfigError for both, unknown or none left.
+    """Return nodes and slots that --include or --exclude leaves. ConfigError for both, unknown ones or none left.
 
     In DeepSpeed's syntax (parse_inclusion_exclusion in deepspeed/launcher/runner.py): ``worker-0@worker-1:0,2`` is all
-    of worker-0 and two slots of worker-1. ConfigError for both options, unknown nodes or slots, or no slots left.
+    of worker-0 and two slots of worker-1.
     """
     if include and exclude:
         raise ConfigError("use either --include or --exclude")
@@ -83,7 +83,7 @@ def select(
 
 
 def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]]:
-    """Return the slots that a filter names, by node. ConfigError on an unknown node or slot."""
+    """Map each node that a filter names to its slots there. ConfigError for an unknown node or slot."""
     named: dict[str, set[int]] = {}
     # Without slots, which are comma-separated, nodes may be too.
     for part in filter(None, re.split("@" if ":" in text else "[@,]", text)):
@@ -102,7 +102,7 @@ def _filter(text: str, slots: dict[str, int], option: str) -> dict[str, set[int]
 
 
 def host_name(word: str, where: str) -> str:
-    """Return a host name if it is valid by RFC 1123; raise ConfigError otherwise."""
+    """Return the word if it is a valid host name by RFC 1123. ConfigError if not, or if it has a user."""
     if "@" in word:
         hint = f"write {quote(word.rpartition('@')[2])}"
         raise ConfigError(f"{where}: {quote(word)} names a user; user and port belong in the ssh config", hint=hint)
@@ -145,7 +145,7 @@ def _slots(behind: str, words: list[str], where: str) -> int:
 
 
 def _written_right(name: str, words: Iterable[str]) -> str:
-    """Return how to write a line whose words after the name are wrong: with the slots that they seem to give."""
+    """Return a hint on how to write a line, with the first valid number of slots in its words if any."""
     counts = (match[1] for match in map(_COUNT.fullmatch, words) if match)
     slots = next((count for count in counts if 0 < int(count) <= MAX_SLOTS), "")
     if slots:
@@ -154,7 +154,7 @@ def _written_right(name: str, words: Iterable[str]) -> str:
 
 
 def slot_count(count: str, where: str) -> int:
-    """Parse a number of slots from 1 to 1024; raise ConfigError otherwise."""
+    """Parse a number of slots from 1 to MAX_SLOTS. ConfigError if it is anything else."""
     if not (count.isascii() and count.isdecimal()):
         raise ConfigError(f"{where}: slots must be a number, not {quote(count)}")
     # Counted before it is converted: int() of thousands of digits is slow, or an error of its own.

@@ -51,7 +51,7 @@ class NeedsAnsible(ConfigError):
 
 
 def resolved(path: Path, shown: str, text: str) -> Iterator[Named]:
-    """Yield an inventory's hosts as `ansible-inventory` resolves them; none without it. ConfigError if it fails.
+    """Yield name, fields and place of hosts by `ansible-inventory`; none if not installed, ConfigError if it fails.
 
     A host's line is the first line of ``text`` that has its name.
     """
@@ -76,7 +76,7 @@ def resolved(path: Path, shown: str, text: str) -> Iterator[Named]:
 
 
 def _first_lines(text: str) -> dict[str, int]:
-    """Return the number of the first line that has each word, comments left out."""
+    """Map each word of a text, without comments, to the first line that has it."""
     lines: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         for word in re.findall(r"[^\s\"'{},:=]+", line.partition("#")[0]):
@@ -85,7 +85,7 @@ def _first_lines(text: str) -> dict[str, int]:
 
 
 def _members(groups: dict[str, Any], name: str) -> Iterator[str]:
-    """Yield the hosts of a group and of its child groups; duplicates are possible."""
+    """Yield the hosts of a group and, recursively, of its child groups; duplicates are possible."""
     group = groups.get(name, {})
     yield from group.get("hosts", ())
     for child in group.get("children", ()):
@@ -93,7 +93,7 @@ def _members(groups: dict[str, Any], name: str) -> Iterator[str]:
 
 
 def _fields(variables: Iterable[tuple[str, str, str]]) -> Given:
-    """Return the fields of a host that Ansible variables set. ConfigError for templates and unsupported variables.
+    """Return host fields that Ansible variables set; skip others. ConfigError for templates and refused variables.
 
     A variable is a name, its text and its line. Ansible fills templates in when it runs a play, not in its inventory.
     """
@@ -109,7 +109,7 @@ def _fields(variables: Iterable[tuple[str, str, str]]) -> Given:
 
 
 def hosts(path: Path, shown: str) -> Iterator[Named]:
-    """Read the hosts of an Ansible inventory in YAML, in the file's order; raise ConfigError, ``path:line: reason``.
+    """Return a YAML inventory's hosts, in order. ConfigError if invalid; NeedsAnsible if only that can resolve it.
 
     A host's own variables override its group's, and those the variables of the groups around. NeedsAnsible for all that
     takes Ansible's precedence: groups and hosts in several places with different variables.
@@ -138,7 +138,7 @@ class _YamlInventory:
         self._groups: set[str] = set()
 
     def take_group(self, name: str, value: Value, around: Given) -> None:
-        """Add a group and its children; ``around`` are the fields of groups around it. NeedsAnsible if given twice."""
+        """Add a group's hosts and children with the fields of groups around it. NeedsAnsible if given twice."""
         sections = dict(_entries(value, ("hosts", "vars", "children")))
         if not sections and not around:
             return
@@ -155,7 +155,7 @@ class _YamlInventory:
                 self.take_group(child, body, around | fields)
 
     def take_hosts(self, value: Value, around: Given) -> None:
-        """Add the hosts of a group; ``around`` are its fields. NeedsAnsible for ranges and differing variables."""
+        """Add hosts with their own and the ``around`` fields. NeedsAnsible for a range or differing variables."""
         for name, content in _entries(value):
             where = f"{content.path}:{content.line}"
             if "[" in name:
@@ -168,7 +168,7 @@ class _YamlInventory:
 
 
 def _variables(value: Value) -> Given:
-    """Return the fields that variables set. NeedsAnsible for merge keys and priorities, else as ``_fields``."""
+    """Return the host fields that variables set. NeedsAnsible for ``<<`` and priorities; ConfigError if refused."""
     entries = list(_entries(value))
     for name, content in entries:
         if name in ("<<", "ansible_group_priority"):
@@ -178,10 +178,12 @@ def _variables(value: Value) -> Given:
 
 
 def _entries(value: Value, names: Collection[str] | None = None) -> Iterable[tuple[str, Value]]:
+    """Return the entries of a mapping, restricted to ``names``; none if it is null."""
     return () if _is_nothing(value.node) else value.entries(names).items()
 
 
 def _is_nothing(node: Any) -> bool:
+    """Tell if a YAML node is null."""
     return bool(node.id == "scalar" and node.tag.endswith(":null"))
 
 
@@ -205,7 +207,7 @@ class InventoryHost(Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
-    """Read the hosts of an inventory file, called ``shown`` in errors; raise ConfigError, ``file:line: reason``.
+    """Read the hosts of an inventory in any form; ask ansible-inventory if needed. ConfigError if none can be read.
 
     A relative ``key`` is a path relative to the file.
     """
@@ -237,6 +239,7 @@ def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
 
 
 def _with_absolute_key(host: InventoryHost, folder: Path) -> InventoryHost:
+    """Return a host with its key's path absolute, relative to ``folder`` and ``~`` expanded."""
     return replace(host, key=str(folder / Path(host.key).expanduser())) if host.key else host
 
 
@@ -245,7 +248,7 @@ DRAINED = "drained.txt"
 
 
 def drained(directory: Path) -> dict[str, str]:
-    """Return the reason for each machine that the lab leaves out, by name in lower case; empty without the file."""
+    """Map drained machines, in lower case, to the reasons of drained.txt; empty without the file."""
     path = directory / DRAINED
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     named = (line.partition("#") for line in lines)
@@ -253,14 +256,14 @@ def drained(directory: Path) -> dict[str, str]:
 
 
 def drained_reasons(directory: Path) -> dict[str, str]:
-    """Return why commands leave drained machines out, the same for each, by name in lower case."""
+    """Map drained machines, in lower case, to the same text, that drained.txt lists them."""
     return dict.fromkeys(drained(directory), f"{DRAINED} lists it")
 
 
 def in_use(
     directory: Path, listed: tuple[InventoryHost, ...]
 ) -> tuple[tuple[InventoryHost, ...], tuple[tuple[str, str], ...]]:
-    """Split hosts into those that the lab uses, and pairs of name and reason for those in ``drained.txt``."""
+    """Split hosts into those that are not in drained.txt, and pairs of name and reason for those that are."""
     out = drained(directory)
     why = {host.name: out.get(host.name.lower(), out.get(host.address.lower())) for host in listed}
     left_out = tuple((name, reason or DRAINED) for name, reason in why.items() if reason is not None)
@@ -268,7 +271,7 @@ def in_use(
 
 
 def parse(text: str, shown: str) -> tuple[InventoryHost, ...]:
-    """Parse the text of an inventory that is not YAML, in order. ConfigError as ``read``."""
+    """Parse the hosts of an inventory that is not YAML, in order. ConfigError if invalid."""
     if text.startswith("\ufeff"):
         raise ConfigError(f"{shown}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
     return _checked(_seed(text, shown) if _ASSIGNMENT.match(_first(text)) else _lines(text, shown), shown)
@@ -287,7 +290,7 @@ def _first(text: str) -> str:
 
 
 def _checked(listed: Iterable[Named], shown: str) -> tuple[InventoryHost, ...]:
-    """Build hosts from names and fields; raise ConfigError if none is listed or two are the same machine."""
+    """Build hosts from names and fields. ConfigError if there are none, or two have one name or address and port."""
     names: dict[str, InventoryHost] = {}
     machines: dict[tuple[str, int], InventoryHost] = {}
     for target in starmap(_target, listed):
@@ -305,12 +308,13 @@ def _checked(listed: Iterable[Named], shown: str) -> tuple[InventoryHost, ...]:
 
 
 def same(target: InventoryHost, earlier: InventoryHost) -> ConfigError:
-    """Return the error for two names of the same machine."""
+    """Return the ConfigError for two names of the same machine."""
     text = f"{target.where}: {quote(target.name)} is the same machine as {quote(earlier.name)} {_at(earlier)}"
     return ConfigError(text, hint=_ONCE)
 
 
 def _at(target: InventoryHost) -> str:
+    """Render the line of a host, as ``on line 3``."""
     return f"on line {target.where.rpartition(':')[2]}"
 
 
@@ -318,7 +322,7 @@ def _at(target: InventoryHost) -> str:
 
 
 def _lines(text: str, shown: str) -> Iterator[Named]:
-    """Yield the hosts of an inventory with a host per line. NeedsAnsible for an Ansible inventory in INI form."""
+    """Yield name, fields and place per line of a plain inventory. NeedsAnsible if it has ``[groups]``."""
     if group := re.search(r"^[ \t]*(\[[^\n]+\])[ \t\r]*$", text, re.MULTILINE):
         raise NeedsAnsible(
             f"{shown}:{text.count(chr(10), 0, group.start()) + 1}: {quote(group[1])} begins a group, as in an Ansible "
@@ -332,7 +336,7 @@ def _lines(text: str, shown: str) -> Iterator[Named]:
 
 
 def _split(line: str, where: str) -> list[str]:
-    """Split a line at blanks, without its comment. ConfigError on control characters."""
+    """Split a line at blanks, without its comment; empty for a blank line. ConfigError on control characters."""
     if "#" in line:
         # A path may contain `#`: a comment begins with the line or after a blank.
         line = re.split(r"(?:^|[ \t])#", line, maxsplit=1)[0]
@@ -342,7 +346,7 @@ def _split(line: str, where: str) -> list[str]:
 
 
 def _assigned(line: list[str], where: str) -> Given:
-    """Parse the ``key=value`` words after the name. ConfigError on other words and on duplicate keys."""
+    """Return the ``key=value`` words after the name as fields. ConfigError for other words and repeated keys."""
     fields: Given = {}
     for word in line[1:]:
         key, equals, value = word.partition("=")
@@ -355,7 +359,7 @@ def _assigned(line: list[str], where: str) -> Given:
 
 
 def _meant(word: str, name: str) -> str:
-    """Return a hint for a word that is not ``key=value``."""
+    """Return a hint for a word that is not ``key=value``: an address, a swapped name, or the known keys."""
     if _is_ip(word) or "@" in word or ":" in word:
         return f"write `address={word}`"
     if _is_ip(name) and word not in _FIELDS:
@@ -372,7 +376,7 @@ def _is_ip(word: str) -> bool:
 
 
 def _target(name: str, fields: Given, where: str) -> InventoryHost:
-    """Build a host from its name and fields. ConfigError on unknown fields and invalid values."""
+    """Build a host from its name and fields, checked. ConfigError for unknown fields and invalid values."""
     if "@" in name or ":" in name:
         name, fields = _apart(name, fields, where)
     if name == HERE:
@@ -394,10 +398,7 @@ def _target(name: str, fields: Given, where: str) -> InventoryHost:
 
 
 def _apart(word: str, given: Given, where: str) -> tuple[str, Given]:
-    """Split ``user@host:port``, as ssh and scp write it, into the host and the fields, which gain user and port.
-
-    ConfigError if a field is already set.
-    """
+    """Split ``user@host:port`` into the host and the fields with user and port added. ConfigError if given twice."""
     user, at, rest = word.rpartition("@")
     # More than one colon makes it an IPv6 address, unless that is in brackets.
     with_port = re.fullmatch(r"(\[[^][]*\]|[^][:]*):([^:]*)", rest)
@@ -417,7 +418,7 @@ def _apart(word: str, given: Given, where: str) -> tuple[str, Given]:
 
 
 def _matching(key: str, pattern: str, form: str) -> Callable[[str, str], str]:
-    """Return a validator that accepts a printable text that matches a pattern; ``form`` describes it in the error."""
+    """Return a validator that returns a text matching a pattern, else raises ConfigError that it must be ``form``."""
     compiled = re.compile(pattern)
 
     def check(text: str, where: str) -> str:
@@ -430,7 +431,7 @@ def _matching(key: str, pattern: str, form: str) -> Callable[[str, str], str]:
 
 
 def _address(text: str, where: str) -> str:
-    """Return a valid IP address or host name; raise ConfigError otherwise."""
+    """Return an IP address or host name if it is valid. ConfigError otherwise."""
     if ":" not in text:
         return host_name(text, where)
     try:
@@ -442,7 +443,7 @@ def _address(text: str, where: str) -> str:
 
 
 def _port(text: str, where: str) -> int:
-    """Parse a port from 1 to 65535; raise ConfigError otherwise."""
+    """Parse a port from 1 to 65535. ConfigError for anything else."""
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
         raise ConfigError(f"{where}: port must be between 1 and 65535, not {quote(text)}")
     return int(text)
@@ -470,7 +471,7 @@ OPERATOR_WORDS = ("TEST_CONFIGURATION", "BUILD_VERSION", "SKIP_NETWORK_SETUP", "
 
 
 def operator_words(path: Path, shown: str) -> dict[str, str]:
-    """Return a MASTER_IP file's test settings by key; empty for other inventories. ConfigError if malformed."""
+    """Return the operator's settings in a file of MASTER_IP; empty for others. ConfigError if malformed."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     if not _ASSIGNMENT.match(_first(text)):
         return {}
@@ -478,7 +479,7 @@ def operator_words(path: Path, shown: str) -> dict[str, str]:
 
 
 def _seed(text: str, shown: str) -> Iterator[Named]:
-    """Yield the hosts of a MASTER_IP file, named node-0, node-1 and so on. ConfigError on unknown keys."""
+    """Yield hosts of a MASTER_IP file as node-0, node-1... ConfigError for unknown keys or a missing MASTER_IP."""
     entries = {entry.key: entry for entry in dotenv.parse(text, shown)}
     for entry in entries.values():
         if entry.key not in (_MASTER, _MEMBERS, *OPERATOR_WORDS):

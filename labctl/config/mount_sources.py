@@ -34,7 +34,7 @@ _MOUNT = re.compile(r"(?P<source>~?/[^\s:]*|~):(?P<target>/[A-Za-z0-9._+/-]*)(:(
 
 
 def split(value: str, home: str) -> tuple[Mount, ...]:
-    """Parse spaced ``source:target[:ro]`` mounts, ``~`` as ``home``; raise ValueError(reason, hint) for all else."""
+    """Parse ``source:target[:ro]`` words, ``~`` as ``home``, into mounts. ValueError(reason, hint) if bad."""
     mounts = []
     for word in value.split():
         if not (match := _MOUNT.fullmatch(word)) or ".." in match["target"].split("/"):
@@ -48,7 +48,7 @@ def split(value: str, home: str) -> tuple[Mount, ...]:
 
 
 def target_refusal(target: str, project: str) -> str:
-    """Return the reason why users may not mount at a container path; empty if they may."""
+    """Return the reason why nothing may be mounted at a container path; empty if it may."""
     if target == "/" or any(_is_in(target, taken) or _is_in(taken, target) for taken in _TAKEN):
         return "is the system's, or labctl's own"
     if target == project or any(_is_in(target, f"{project}{folder}") for folder in _OF_THE_PROJECT):
@@ -57,7 +57,7 @@ def target_refusal(target: str, project: str) -> str:
 
 
 def refusal(path: str, home: str, *, here: bool) -> str:
-    """Return the reason why an absolute host path may not be mounted; empty if it may.
+    """Return the reason why a host path may not be mounted, with its content checked if ``here``; empty if it may.
 
     If ``here``, the path is on this machine: links are followed and the directory's content is checked.
     """
@@ -72,7 +72,7 @@ def refusal(path: str, home: str, *, here: bool) -> str:
 
 
 def _refusal(path: str, home: str) -> str:
-    """Return the reason why a path may not be mounted, judged by its text alone; empty if it may."""
+    """Return the reason why a path's text alone forbids mounting (system, keys, home, sockets); empty if it may."""
     parts = PurePosixPath(path).parts
     if parts[-1] in _SOCKETS:
         return "is an engine's socket, which gives containers the host"
@@ -90,7 +90,7 @@ def _refusal(path: str, home: str) -> str:
 
 
 def _content(path: str) -> str:
-    """Return the reason why a path of this machine may not be mounted, judged by its content; empty if it may."""
+    """Return the reason why what is at a path here forbids mounting: a socket, a file, keys; empty if it may."""
     try:
         if Path(path).is_socket():
             return "is a socket"
@@ -103,9 +103,10 @@ def _content(path: str) -> str:
 
 
 def _is_in(path: str, directory: str) -> bool:
+    """Tell if a path is a directory or below it, by its text."""
     return f"{path}/".startswith(f"{directory.rstrip('/')}/")
 
 
 def _normal(path: str) -> str:
-    """Resolve ``..`` and double slashes in the text of a path, as engines do."""
+    """Return a path with ``..`` and double slashes resolved in its text, absolute."""
     return "/" + os.path.normpath(path).lstrip("/")

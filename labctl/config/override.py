@@ -21,7 +21,7 @@ FILES = ("configs", "secrets")
 
 
 def read(directory: Path, services: tuple[str, ...]) -> Pairs:
-    """Read the additions to each service as JSON by name, and other sections under ``""``; ConfigError if invalid.
+    """Read compose.override.yml as JSON by service, ``""`` for other sections. ConfigError if it cannot be used.
 
     It is raised for invalid YAML, ``name``, ``include``, a service that the lab does not have, and a relative path.
     """
@@ -43,13 +43,13 @@ def read(directory: Path, services: tuple[str, ...]) -> Pairs:
 
 
 def services(directory: Path) -> tuple[str, ...]:
-    """Return the services in ``compose.override.yml``, whether the lab has them or not. ConfigError for bad YAML."""
+    """Return the names of services in compose.override.yml; none without it. ConfigError for invalid YAML."""
     sections = _sections(directory)
     return tuple(sections["services"].entries()) if "services" in sections else ()
 
 
 def text(override: Pairs, services: tuple[str, ...]) -> str:
-    """Return the text of the compose file that adds an override's parts to these services; empty if it has none."""
+    """Return a compose file's text with the additions for these services; empty if there are none."""
     parts = dict(override)
     mine = {name: json.loads(parts[name]) for name in services if name in parts}
     if not mine:
@@ -58,7 +58,7 @@ def text(override: Pairs, services: tuple[str, ...]) -> str:
 
 
 def _sections(directory: Path) -> dict[str, Value]:
-    """Read the top-level sections of ``compose.override.yml``; empty without it. ConfigError for invalid YAML."""
+    """Return the top-level sections of compose.override.yml; empty without the file. ConfigError if invalid YAML."""
     path = directory / FILE
     if not path.exists():
         return {}
@@ -66,13 +66,13 @@ def _sections(directory: Path) -> dict[str, Value]:
 
 
 def _require_absolute_paths(service: Value) -> None:
-    """Raise ConfigError for a relative host path in a service."""
+    """Raise ConfigError if a host path in a service is relative."""
     for key, value in service.entries().items():
         _require_absolute(value, _paths(key, _untagged(value.data(TAGS))))
 
 
 def _require_absolute_files(section: Value) -> None:
-    """Raise ConfigError for a relative path of a config or secret."""
+    """Raise ConfigError if the file of a config or secret is a relative path."""
     for entry in section.entries().values():
         _require_absolute(entry, _members(_untagged(entry.data(TAGS)), "file"))
 
@@ -85,7 +85,7 @@ def _require_absolute(value: Value, paths: Iterator[Any]) -> None:
 
 
 def _paths(key: str, value: Any) -> Iterator[Any]:
-    """Yield the host paths in a service's ``env_file``, ``extends``, ``build`` or ``volumes``; none in other keys."""
+    """Yield the host paths in a service's env_file, extends, build or volumes value; none for other keys."""
     if key == "env_file":
         for file in value if isinstance(value, list) else [value]:
             yield from _members(file, "path") if isinstance(file, dict) else [file]
@@ -109,21 +109,23 @@ def _volume_sources(volumes: list[Any]) -> Iterator[Any]:
 
 
 def _members(value: Any, key: str) -> Iterator[Any]:
+    """Yield the value of a key if the value is a mapping that has it."""
     if isinstance(value, dict) and key in value:
         yield value[key]
 
 
 def _untagged(value: Any) -> Any:
+    """Return the value under a Compose tag, or the value itself if it has none."""
     return next(iter(value.values())) if _tag(value) else value
 
 
 def _tag(value: Any) -> str:
-    """Return the Compose tag that a value was read with; empty without one."""
+    """Return the Compose tag of a value read as ``{tag: value}``; empty without one."""
     return next((tag for tag in TAGS if isinstance(value, dict) and tag in value), "")
 
 
 def _yaml(value: Any, margin: str = "\n") -> str:
-    """Return a value as JSON, which is valid YAML, with Compose's tags before tagged values."""
+    """Render a value as indented YAML in JSON style, with Compose's tags before tagged values."""
     if tag := _tag(value):
         return f"{tag} {_yaml(value[tag], margin)}"
     deeper = f"{margin}  "
@@ -139,7 +141,7 @@ def _yaml(value: Any, margin: str = "\n") -> str:
 
 
 def _json(value: Any) -> str:
-    """Return a value as JSON; raise ConfigError for types that JSON does not have."""
+    """Return a value as JSON. ConfigError for types that JSON does not have, such as dates."""
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:

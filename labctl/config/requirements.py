@@ -12,10 +12,7 @@ LARGEST = 1 << 20
 
 
 def read(path: Path, source: str) -> tuple[str, ...]:
-    """Read a file's requirements, each without spaces. ConfigError if unreadable (of setting ``source``) or invalid.
-
-    ConfigError, ``file:line: reason``, for anything else in the file.
-    """
+    """Return a file's requirements without spaces and comments. ConfigError if unreadable or a line is invalid."""
     try:
         with path.open(encoding="utf-8") as stream:
             text = stream.read(LARGEST)
@@ -37,5 +34,5 @@ def read(path: Path, source: str) -> tuple[str, ...]:
 
 
 def without_spaces(requirement: str) -> str:
-    """Remove the spaces around operators, so that a requirement fits into a space-separated list."""
+    """Return a requirement without spaces around its operators and ends."""
     return re.sub(r"\s*([=<>!~,]+)\s*", r"\1", requirement).strip()

@@ -25,7 +25,7 @@ class InitializedLab(Struct, frozen=True):
 
 
 def initialise(directory: Path) -> tuple[str, ...]:
-    """Create a lab directory and the files that it lacks, and return their names. ConfigError if it is a file."""
+    """Create a lab directory, write the files that it lacks, and return their names. ConfigError if it is a file."""
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file", hint="labctl init DIRECTORY")
     make_private(directory)
@@ -43,7 +43,7 @@ def initialise(directory: Path) -> tuple[str, ...]:
 
 
 def copy_tree(name: str, directory: Path) -> bool:
-    """Copy a folder that labctl ships into a directory; return False, without a copy, if it exists with content."""
+    """Copy a folder that labctl ships into a directory; return False, copying nothing, if it has files there."""
     target = directory / name
     if target.exists() and any(target.iterdir()):
         return False
@@ -52,6 +52,6 @@ def copy_tree(name: str, directory: Path) -> bool:
 
 
 def lab_name(directory: Path) -> str:
-    """Return a lab name unique to this directory: its name as an RFC 1123 label and 4 characters of its path's hash."""
+    """Return a lab name: the directory's name as a DNS label, and 4 hex digits of its path's hash."""
     stem = re.sub(r"[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:30] or "lab"
     return f"{stem}-{hashlib.sha256(str(directory).encode()).hexdigest()[:4]}"

@@ -23,7 +23,7 @@ Validator = Callable[[str], None]
 
 
 def in_bytes(text: str) -> int:
-    """Parse a size with an optional binary unit into bytes: ``64k`` is 65536. ValueError for other text."""
+    """Parse a size with an optional binary unit into bytes, ``64k`` as 65536. ValueError for other text."""
     match = re.fullmatch(r"([0-9]+)([kmgt]?)i?b?", text.lower())
     if match is None:
         raise ValueError(f"{text!r} is not a number")
@@ -31,7 +31,7 @@ def in_bytes(text: str) -> int:
 
 
 def shaped(pattern: str, reason: str, hint: str = "") -> Validator:
-    """Return a validator that accepts a full match of a pattern."""
+    """Return a validator that raises ValueError(reason, hint) unless a value fully matches a pattern."""
 
     def check(value: str) -> None:
         if not re.fullmatch(pattern, value):
@@ -41,7 +41,7 @@ def shaped(pattern: str, reason: str, hint: str = "") -> Validator:
 
 
 def whole(low: int, high: int) -> Validator:
-    """Return a validator for a whole number from ``low`` to ``high``."""
+    """Return a validator that raises ValueError unless a value is a whole number from ``low`` to ``high``."""
 
     def check(value: str) -> None:
         if not re.fullmatch(r"0|[1-9][0-9]{0,18}", value) or not low <= int(value) <= high:
@@ -51,13 +51,13 @@ def whole(low: int, high: int) -> Validator:
 
 
 def span(word: str) -> tuple[int, int] | None:
-    """Return the first and last index of a range such as ``0-3``; None if the word is not a range."""
+    """Return the ends of a range such as ``0-3``, in either order; None if the word is no range."""
     match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", word)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def devices(value: str) -> None:
-    """Raise ValueError(reason, hint) unless the value is a comma-separated list of devices and ranges."""
+    """Raise ValueError(reason, hint) unless the value lists devices and ascending ranges, separated by commas."""
     if not re.fullmatch(r"[\w:./-]+(\s*,\s*[\w:./-]+)*", value):
         raise ValueError("must be comma-separated devices", "write it like 0,1 or 0-3; labctl devices")
     for word in map(str.strip, value.split(",")):
@@ -66,7 +66,7 @@ def devices(value: str) -> None:
 
 
 def size(value: str) -> None:
-    """Raise ValueError(reason, hint) unless the value is a size of at least 6 MiB."""
+    """Raise ValueError(reason, hint) unless the value is a size of 6 MiB or more, and below 1 EiB."""
     # Six MiB is the least memory that the engine accepts.
     if (
         not re.fullmatch(r"[1-9][0-9]{0,17}([kmgt](i?b)?|b)?", value.lower())
@@ -76,7 +76,7 @@ def size(value: str) -> None:
 
 
 def accelerator_meant(word: str, names: tuple[str, ...]) -> str:
-    """Return the accelerator that an alias or a misspelling most likely means; empty if none is close."""
+    """Return the accelerator whose alias a word is, else the nearest of ``names``; empty if none is close."""
     from labctl import accelerators
 
     called = (name for name, module in accelerators.modules().items() if word in module.aliases)
@@ -100,12 +100,13 @@ def accelerator(value: str) -> None:
 
 
 def requirements(value: str) -> None:
+    """Raise ValueError unless every word of the value is a requirement for pip."""
     for word in value.split():
         require_requirement(word)
 
 
 def require_requirement(word: str) -> None:
-    """Raise ValueError unless the word is a requirement of pip without spaces."""
+    """Raise ValueError(reason, hint) unless the word is a pip requirement: a name, extras, versions."""
     if not re.fullmatch(
         r"[A-Za-z0-9][\w.-]*(\[[\w.,-]+\])?(([=<>!~]=?=?[\w.*+!-]+)(,[=<>!~]=?=?[\w.*+!-]+)*)?", word, re.ASCII
     ):
@@ -114,11 +115,12 @@ def require_requirement(word: str) -> None:
 
 
 def mounts_list(value: str) -> None:
+    """Raise ValueError(reason, hint) unless the value lists mounts."""
     mount_sources.split(value, "/home")
 
 
 def one_of(*choices: str) -> Validator:
-    """Return a validator that accepts these words only."""
+    """Return a validator that raises ValueError, with the nearest choice as hint, unless a value is a choice."""
 
     def check(value: str) -> None:
         """Raise ValueError, with the nearest choice as hint, if the value is not a choice."""
@@ -130,11 +132,12 @@ def one_of(*choices: str) -> Validator:
 
 
 def published_ports(value: str) -> None:
+    """Raise ValueError unless the value lists ports to publish."""
     split_ports(value)
 
 
 def split_ports(value: str) -> tuple[tuple[str, int, int], ...]:
-    """Return address, host port and container port of each port; ValueError if invalid or a host port comes twice."""
+    """Parse a list of ports into (address, host port, container port). ValueError if bad or a host port repeats."""
     published = tuple(split_port(word) for word in value.split())
     taken = [host for _, host, _ in published]
     if twice := next((port for port in taken if taken.count(port) > 1), None):
@@ -143,7 +146,7 @@ def split_ports(value: str) -> tuple[tuple[str, int, int], ...]:
 
 
 def split_port(word: str) -> tuple[str, int, int]:
-    """Parse a port to publish: ``8080:80`` is ``("127.0.0.1", 8080, 80)``; raise ValueError if invalid.
+    """Parse a port to publish: ``8080:80`` is ``("127.0.0.1", 8080, 80)``. ValueError(reason, hint) if it is invalid.
 
     Other machines reach the port only if the setting names an address.
     """
@@ -296,10 +299,11 @@ class SettingValue(Struct, frozen=True):
     origin: str
 
     def __repr__(self) -> str:
+        """Show key and origin without the value, which may be a secret."""
         return f"SettingValue({self.key!r}, {self.origin!r})"  # its value may be a secret
 
     def error(self, reason: str, hint: str = "") -> ConfigError:
-        """Return a ConfigError that names the key and its origin, not the value."""
+        """Return a ConfigError, not raised, that names key and origin but not the value."""
         where = f"--setting {self.key}" if self.origin == "flag" else f"{self.origin}: {self.key}"
         return ConfigError(f"{where}: {reason}", hint=hint)
 
@@ -314,18 +318,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
     def text(self, key: str) -> str:
-        """Return the value, with ``~`` of a host path expanded; empty if not set. ValueError for a secret."""
+        """Return a setting's value, ``~`` of a host path expanded; empty if not set. ValueError for a secret."""
         if _BY_NAME[key].secret:
             raise ValueError(f"{key} is a secret: use secret()")
         return _expanded(_BY_NAME[key], self.values[key].value, self.home)
 
     def number(self, key: str) -> int:
-        """Return the value as a number, sizes in bytes: 0 if not set, -1 for unlimited."""
+        """Return a setting as a whole number, sizes in bytes; 0 if not set, -1 for ``unlimited``."""
         text = self.text(key)
         return -1 if text == "unlimited" else in_bytes(text or "0")
 
     def secret(self, key: str) -> Secret | None:
-        """Return the value wrapped so that it is never printed; None if not set."""
+        """Return a setting's value wrapped in Secret, which prints no text; None if not set."""
         value = self.values[key].value
         return Secret(value) if value else None
 
@@ -339,27 +343,27 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """Mounts of LAB_MOUNTS."""
+        """Return the mounts of LAB_MOUNTS."""
         return mount_sources.split(self.values["LAB_MOUNTS"].value, self.home)
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
-        """Return key, redacted value and origin of every setting, set or not, and of each ``LAB_ENV_`` variable."""
+        """Return (key, value with secrets hidden, origin) of every setting and ``LAB_ENV_`` variable."""
         keyed = (*self.values.items(), *((setting.key, setting) for setting in self.extra))
         return tuple((key, _shown(setting), setting.origin) for key, setting in keyed)
 
     @property
     def environment(self) -> Pairs:
-        """Extra environment of workloads, without secrets."""
+        """Return names and values of ``LAB_ENV_`` variables that are not secret, for workloads."""
         return tuple((_name(setting), setting.value) for setting in self.extra if not _is_secret(setting))
 
     @property
     def secret_environment(self) -> tuple[tuple[str, Secret], ...]:
-        """Extra environment of workloads with secret names, or passwords in URLs."""
+        """Return names and values of ``LAB_ENV_`` variables that look secret, values as Secret."""
         return tuple((_name(setting), Secret(setting.value)) for setting in self.extra if _is_secret(setting))
 
 
 def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) -> Settings:
-    """Load a lab's settings from ``flags``, else ``environ``, .env, defaults. ConfigError, ``origin: key: reason``."""
+    """Load a lab's settings, checked, from flags, else environment, .env, defaults. ConfigError if invalid."""
     typed = [SettingValue(key, value, "flag") for key, value in flags.items()]
     exported = [SettingValue(key, value, "environment") for key, value in environ.items() if _is_known(key)]
     file = directory / ".env"
@@ -385,11 +389,12 @@ def _unknown_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _is_known(key: str) -> bool:
+    """Tell if a key is a setting, an alias, or a ``LAB_ENV_`` variable with a name."""
     return key in _BY_NAME or (key.startswith(EXTRA) and key != EXTRA)
 
 
 def _check(setting: SettingValue, home: str) -> None:
-    """Raise ConfigError if a setting is unknown or its value invalid."""
+    """Raise ConfigError if a setting is unknown, or its value is not valid text or fails its validator."""
     if not _is_known(setting.key):
         where = "--setting" if setting.origin == "flag" else setting.origin
         raise ConfigError(f"{where}: unknown key {setting.key}", hint=_hint_for_unknown(setting.key))
@@ -409,14 +414,14 @@ def _check(setting: SettingValue, home: str) -> None:
 
 
 def _hint_for_unknown(key: str) -> str:
-    """Return the hint for an unknown key: the nearest setting, or how to pass the variable to workloads."""
+    """Return a hint for an unknown key: the nearest setting, or that LAB_ENV_ passes it to workloads."""
     near = nearest(key.upper(), _BY_NAME, cutoff=0.7)
     otherwise = f"env.example lists every key; {EXTRA}{key}=... would hand {key} to workloads"
     return f"did you mean {near}?" if near else otherwise
 
 
 def _by_key(layer: Iterable[SettingValue]) -> dict[str, SettingValue]:
-    """Return the set values of a source by key, aliases resolved. ConfigError if a key and its alias differ."""
+    """Return non-empty settings of a source by key, aliases resolved. ConfigError if a key and its alias differ."""
     chosen: dict[str, SettingValue] = {}
     for setting in layer:
         if setting.key.startswith(EXTRA):
@@ -439,7 +444,7 @@ def _check_ports(ssh: SettingValue, master: SettingValue) -> None:
 
 
 def _check_mount(setting: SettingValue, home: str, project: str, *, here: bool) -> None:
-    """Raise ConfigError if a setting mounts a forbidden host path, or over a forbidden container path."""
+    """Raise ConfigError if a mount setting names a forbidden host path or container path."""
     if setting.key == "LAB_MOUNTS":
         mounts = mount_sources.split(setting.value, home)
         paths = [mount.source for mount in mounts]
@@ -456,13 +461,14 @@ def _check_mount(setting: SettingValue, home: str, project: str, *, here: bool) 
 
 
 def sounds_secret(key: str) -> bool:
-    """Tell if the value of a key is secret; also for the name of an option such as ``--api-key``."""
+    """Tell if a key's value is secret: a secret setting, or a name such as `--api-key` or ``TOKEN``."""
     setting = _BY_NAME.get(key)
     name = key.removeprefix(EXTRA).replace("-", "_")
     return setting.secret if setting else bool(re.search(_SENSITIVE, name, re.IGNORECASE))
 
 
 def _is_secret(setting: SettingValue) -> bool:
+    """Tell if a setting's key sounds secret or its value has a login in a URL."""
     return sounds_secret(setting.key) or bool(LOGIN.search(setting.value))
 
 
@@ -472,7 +478,7 @@ def _name(setting: SettingValue) -> str:
 
 
 def _shown(setting: SettingValue) -> str:
-    """Return the value for display: secrets as ``set`` or ``unset``, logins in URLs redacted."""
+    """Return a value for display: ``set`` or ``unset`` if secret, logins in URLs as ``[REDACTED]``."""
     if sounds_secret(setting.key):
         return "set" if setting.value else "unset"
     # Up to the last @ of a word: a password may itself contain / and @, and a proxy may have no scheme.
@@ -480,5 +486,5 @@ def _shown(setting: SettingValue) -> str:
 
 
 def _expanded(setting: Setting, value: str, home: str) -> str:
-    """Replace ``~`` at the beginning of a host path by the home directory."""
+    """Return a value with a leading ``~`` as the home directory if the setting is a host path."""
     return re.sub(r"\A~(?=/|\Z)", lambda _: home, value) if setting.kind is host_path else value

@@ -25,7 +25,7 @@ DEEPEST = 100
 
 
 def compose(path: Path, shown: str, hint: str = "") -> Value:
-    """Return the root of a YAML file, called ``shown`` in errors; raise ConfigError, ``shown:line: reason``.
+    """Return the root of a YAML file, named ``shown`` in errors. ConfigError if unreadable, invalid or empty.
 
     It is raised for a file that is invalid, not UTF-8, empty (``hint``), too large or nested too deeply.
     """
@@ -38,7 +38,7 @@ def compose(path: Path, shown: str, hint: str = "") -> Value:
 
 
 def documents(path: Path, shown: str) -> list[Value]:
-    """Return the roots of a YAML file of several documents, without empty documents. ConfigError as for ``compose``."""
+    """Return the roots of a YAML file's documents without empty ones. ConfigError if unreadable or invalid."""
     import yaml
 
     nodes = _nodes(path, shown, lambda text: list(yaml.compose_all(text, Loader=yaml.SafeLoader)))
@@ -47,7 +47,7 @@ def documents(path: Path, shown: str) -> list[Value]:
 
 
 def _nodes(path: Path, shown: str, parse: Callable[[str], list[Any]]) -> list[Any]:
-    """Parse a file into nodes within the limits of size and depth; raise ConfigError, ``shown:line: reason``."""
+    """Return a file's YAML nodes by ``parse``. ConfigError with line if it is not text, not YAML, or too large."""
     import yaml
 
     text = ""
@@ -70,7 +70,7 @@ def _nodes(path: Path, shown: str, parse: Callable[[str], list[Any]]) -> list[An
 
 
 def content(path: Path, shown: str) -> bytes:
-    """Return the bytes of a regular file of at most 1 MiB; raise ConfigError for anything else, without blocking."""
+    """Return a regular file's bytes without waiting for a pipe. ConfigError if no file or larger than 1 MiB."""
     try:
         # Opening a named pipe without a writer would block.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -85,7 +85,7 @@ def content(path: Path, shown: str) -> bytes:
 
 
 def _measure(node: Any, shown: str, measured: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return a node's number of values and its depth, with its aliases expanded; raise ConfigError beyond the limits.
+    """Return a node's number of values and depth, aliases expanded. ConfigError beyond the limits or a loop.
 
     ``measured`` has the result by id of each node visited, None for the nodes around this one.
     """
@@ -107,7 +107,7 @@ def _measure(node: Any, shown: str, measured: dict[int, tuple[int, int] | None])
 
 
 def _children(node: Any) -> Iterable[Any]:
-    """Return the nodes directly below a node; of a mapping, keys and values."""
+    """Return the nodes below a node: keys and values of a mapping, items of a sequence, none of a scalar."""
     if node.id == "mapping":
         return chain(*node.value)
     return () if node.id == "scalar" else node.value
@@ -122,12 +122,13 @@ class Value(Struct, frozen=True):
     node: Any
 
     def error(self, reason: str, hint: str = "") -> ConfigError:
+        """Return a ConfigError, not raised, that names file and line."""
         return ConfigError(f"{self.path}:{self.line}: {reason}", hint=hint)
 
     def read(
         self, schema: Schema, required: Iterable[str] = (), former: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Return the mapping with each value converted by the schema. ConfigError on unknown and on missing keys.
+        """Return a mapping with each value converted by the schema. ConfigError for unknown and missing keys.
 
         ``former`` maps deprecated keys, still accepted, to the current ones.
         """
@@ -138,7 +139,7 @@ class Value(Struct, frozen=True):
         return {key: schema[key](value) for key, value in entries.items()}
 
     def entries(self, keys: Collection[str] | None = None, former: Mapping[str, str] | None = None) -> dict[str, Value]:
-        """Return the mapping's entries by key, ``former`` keys renamed. ConfigError on duplicates and unknown keys."""
+        """Return a mapping's values by key, ``former`` keys renamed. ConfigError for duplicate and unknown keys."""
         self._must_be("mapping")
         entries: dict[str, Value] = {}
         for key, node in self.node.value:
@@ -154,6 +155,7 @@ class Value(Struct, frozen=True):
         return entries
 
     def items(self) -> list[Value]:
+        """Return the items of a sequence. ConfigError for another type."""
         self._must_be("sequence")
         return [Value(self.path, node.start_mark.line + 1, self.name, node) for node in self.node.value]
 
@@ -165,7 +167,7 @@ class Value(Struct, frozen=True):
         return flag
 
     def text(self) -> str:
-        """Return the text of a string, integer or float; ConfigError for other types, such as ``yes`` and dates."""
+        """Return the text of a string, integer or float. ConfigError for other types, such as dates and ``yes``."""
         self._must_be("scalar")
         text, kind = str(self.node.value), self.node.tag.rpartition(":")[2]
         if kind not in ("str", "int", "float"):
@@ -175,28 +177,28 @@ class Value(Struct, frozen=True):
         return text
 
     def number(self) -> float:
-        """Return the finite number of an unquoted scalar; raise ConfigError otherwise."""
+        """Return the finite number of an unquoted scalar. ConfigError otherwise."""
         number = finite(self.text()) if self.node.style is None else None
         if number is None:
             raise self.error(f"`{self.name}` must be a number, not `{self.node.value}`")
         return number
 
     def whole(self) -> int:
-        """Return the whole number, 0 or more, of an unquoted scalar; raise ConfigError otherwise."""
+        """Return the whole number, 0 or more, of an unquoted scalar. ConfigError otherwise."""
         text = self.text()
         if self.node.style is not None or not re.fullmatch("0|[1-9][0-9_]{0,29}", text):
             raise self.error(f"`{self.name}` must be a whole number, not `{text}`")
         return int(text.replace("_", ""))
 
     def choice(self, choices: Collection[str]) -> str:
-        """Return the text if it is among the choices; raise ConfigError otherwise."""
+        """Return the text if it is one of the choices. ConfigError, with the nearest as hint, otherwise."""
         text = self.text()
         if text not in choices:
             raise self.error(f"unknown {self.name} `{text}`", hint=did_you_mean(text, choices))
         return text
 
     def data(self, tags: Collection[str] = ()) -> Any:
-        """Return plain data, and ``{tag: value}`` for a value with a tag of ``tags``. ConfigError for other tags.
+        """Return plain data, with ``{tag: value}`` for values with an allowed tag. ConfigError for other tags.
 
         1e-5, which YAML 1.1 reads as text, is a number.
         """
@@ -212,7 +214,7 @@ class Value(Struct, frozen=True):
         return {tag: value} if tag in tags else value
 
     def _scalar(self) -> Any:
-        """Return a scalar as YAML 1.1 reads it, but plain text of a finite number as a number. ConfigError if bad."""
+        """Return a scalar as YAML 1.1 reads it, but unquoted finite numbers as numbers. ConfigError if invalid."""
         import yaml
 
         loader: Any = yaml.SafeLoader("")
@@ -229,6 +231,7 @@ class Value(Struct, frozen=True):
         return value if number is None else number
 
     def _must_be(self, kind: str) -> None:
+        """Raise ConfigError unless the node is a ``mapping``, ``sequence`` or ``scalar``, as ``kind`` says."""
         if self.node.id != kind:
             raise self.error(f"`{self.name}` must be {_KINDS[kind]}, not {_KINDS[self.node.id]}")
 
@@ -238,7 +241,7 @@ _KINDS = {"scalar": "text", "sequence": "a list", "mapping": "a mapping"}
 
 
 def finite(text: str) -> float | None:
-    """Parse a number; return None for nan, infinity and anything else."""
+    """Parse a finite number; return None for nan, infinity and any other text."""
     try:
         number = float(text)
     except ValueError:

@@ -35,7 +35,7 @@ class Marker(Struct, frozen=True):
 
 
 def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Workload, str]:
-    """Return the workload with the argument to resume from a run, and its checkpoint's name. ConfigError if it cannot.
+    """Return the workload with the argument to resume a run, and its checkpoint's name. ConfigError if it cannot.
 
     It is raised if the workload does not declare how to resume, the run has no complete checkpoint, or the number of
     ranks differs.
@@ -67,7 +67,7 @@ def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Wor
 
 
 def last(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, str]:
-    """Return the last complete checkpoint of a run, or of the runs that it resumed; else None and why it has none."""
+    """Return the last complete checkpoint of a run, or of the runs it resumed, and ""; (None, reason) if none."""
     first = ""
     while True:
         checkpoint, why = last_of(lab, run_id, declared)
@@ -81,7 +81,7 @@ def last(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, s
 
 
 def last_of(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, str]:
-    """Return a run's own last complete checkpoint; else None and why: none matches, or what the last one lacks."""
+    """Return (checkpoint, "") of a run's own last complete one; (None, reason) if none matches or is complete."""
     top = store.directory(lab, run_id)
     # Links out of the run's directory are not of this run.
     places = [path for path in top.glob(declared.checkpoint) if path.resolve().is_relative_to(top.resolve())]
@@ -95,12 +95,12 @@ def last_of(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None
 
 
 def by_number(path: str) -> list[tuple[int, str]]:
-    """Sort key of paths that puts step-9 before step-10."""
+    """Return a sort key for paths that puts step-9 before step-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", path)]
 
 
 def whole(place: Path, name: str) -> tuple[Marker | None, str]:
-    """Return the marker of a checkpoint, blank without ``name``, and an empty text; if incomplete, None and the reason.
+    """Return (marker, "") of a complete checkpoint, a blank marker without ``name``; (None, reason) if incomplete.
 
     Without a marker name, every checkpoint is complete. A marker in JSON must be valid.
     """
@@ -124,4 +124,5 @@ def whole(place: Path, name: str) -> tuple[Marker | None, str]:
 
 
 def is_file(path: Path, size: int) -> bool:
+    """Tell if a path is a file of exactly this size."""
     return path.is_file() and path.stat().st_size == size

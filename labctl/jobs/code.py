@@ -45,12 +45,12 @@ class Code(Struct, frozen=True):
 
     @property
     def files(self) -> tuple[File, ...]:
-        """Return the files of the record that describe it."""
+        """Return the file with the git difference for the run's record; none if nothing differs."""
         return (File(path=DIFFERENCE, content=self.difference),) if self.difference else ()
 
 
 def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
-    """Return the workload with its script relative to where ranks start, and the files to copy. ConfigError if unfit.
+    """Return the workload with its script relative to the start folder, and code to copy. ConfigError if unfit.
 
     It is raised if a script cannot be started, the folder to copy is too large, or git fails.
     """
@@ -78,14 +78,14 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
 
 
 def _below(root: Path, script: Path) -> str:
-    """Return the path of a script relative to its project. ConfigError if it is not in it."""
+    """Return the path of a script relative to its project. ConfigError if it is outside of it."""
     if not script.is_relative_to(root):
         raise ConfigError(f"script {script} is not in the project {root}", hint="name the root of both")
     return str(script.relative_to(root))
 
 
 def _listed(root: Path, script: str) -> tuple[Iterable[str], Iterable[str]]:
-    """Return the files of a project, and those that git ignores, to name; without git all but hidden ones."""
+    """Return a project's file names and notes on ignored ones; all but hidden without git; none of home or ``/``."""
     if projects.is_all(root):
         return (), (f"the rest of {root} (it is more than a project; --project DIR names one)",)
     # Git lists the files of submodules only among those that it tracks.
@@ -95,14 +95,14 @@ def _listed(root: Path, script: str) -> tuple[Iterable[str], Iterable[str]]:
 
 
 def remark(code: Code) -> str:
-    """Return a warning about files that are not copied; empty if there are none."""
+    """Return ``not copied into the run: ...`` with the first names that were left out; empty if none was."""
     if not code.left_out:
         return ""
     return f"not copied into the run: {human.listed(code.left_out, SHOWN)}"
 
 
 def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]:
-    """Yield the names except labctl's own files in a lab directory, of this lab or another."""
+    """Yield the names that are not in labctl's own folders of a lab directory, of this lab or another."""
 
     @cache
     def is_lab(directory: Path) -> bool:
@@ -115,7 +115,7 @@ def _outside_labs(lab: Lab, folder: Path, names: Iterable[str]) -> Iterator[str]
 
 
 def _ignored(root: Path, script: str) -> Iterator[str]:
-    """Yield ``NAME (ignored by git)`` for each path of a project that git ignores, but not script and hidden ones."""
+    """Yield ``NAME (ignored by git)`` for each ignored path of a project, but not for the script or hidden ones."""
     for name in git.files(root, "--exclude-standard", "--others", "--ignored", "--directory"):
         path = Path(name)
         if name != script and path.name not in SKIPPED and not any(part.startswith(".") for part in path.parts):
@@ -123,7 +123,7 @@ def _ignored(root: Path, script: str) -> Iterator[str]:
 
 
 def _read(folder: Path, names: Iterable[str], work: str, script: str, *, hint: str) -> Code:
-    """Sort names into files to copy to ``work`` and left out; the script may have any size. ConfigError if too many.
+    """Split names into files to copy below ``work`` and left-out ones with reasons. ConfigError if it is too much.
 
     ConfigError with this ``hint`` if it is more than a run copies, also if the script cannot be copied.
     """
@@ -162,7 +162,7 @@ def _read(folder: Path, names: Iterable[str], work: str, script: str, *, hint: s
 
 
 def _too_much(folder: Path, copies: Sequence[Copy], sizes: Counter[str]) -> str:
-    """Say that a folder holds more than a run copies, with the folders in it that hold most."""
+    """Return the error text that a folder holds more than a run copies, with its largest subfolders."""
     many = Counter(copy.name.partition("/")[0] for copy in copies if "/" in copy.name)
     by_share = sorted(many, key=lambda name: -max(many[name] / MOST_FILES, sizes[name] / MOST_BYTES))
     largest = [f"{name}/ {human.count(many[name], 'file')}, {human.size(sizes[name])}" for name in by_share]
@@ -172,7 +172,7 @@ def _too_much(folder: Path, copies: Sequence[Copy], sizes: Counter[str]) -> str:
 
 
 def _reason(folder: Path, name: str, status: os.stat_result) -> str:
-    """Return the reason to leave a name out; empty to copy it."""
+    """Return why a name is not copied: a link out, a repository, no file, passwords, unreadable; empty to copy it."""
     if stat.S_ISLNK(status.st_mode):
         return "a link that leads out" if leads_out(name, str((folder / name).readlink())) else ""
     if stat.S_ISDIR(status.st_mode):

@@ -21,7 +21,7 @@ RUNS = "runs"
 
 
 def resolve(lab: Lab, workload: Workload) -> Workload:
-    """Return the workload with its inputs as paths in the containers. ConfigError if one is missing or unusable.
+    """Return the workload with input paths as container paths. ConfigError if one is missing or cannot be used.
 
     It is raised for an input that is required and missing, not found, of another kind, or not mounted.
     """
@@ -30,7 +30,7 @@ def resolve(lab: Lab, workload: Workload) -> Workload:
 
 
 def named_models(workload: Workload, place: str) -> Workload:
-    """Return the workload with models named as on the hub (``facebook/opt-350m``) as paths below ``place``."""
+    """Return the workload with model inputs such as ``facebook/opt-350m`` as paths below ``place``."""
 
     def located(_: str, value: str, kind: str) -> str:
         """Return the path below ``place`` if the value is the name of a model; else the value."""
@@ -41,7 +41,7 @@ def named_models(workload: Workload, place: str) -> Workload:
 
 
 def _with_paths(workload: Workload, path_of: Callable[[str, str, str], str]) -> Workload:
-    """Return the workload with each input path replaced by ``path_of(option, path, kind)``."""
+    """Return the workload with each given input's path replaced by ``path_of(option, path, kind)``."""
     arguments = list(workload.arguments)
     for index, option, value, kind in _given(workload):
         path = path_of(option, value, kind)
@@ -50,7 +50,7 @@ def _with_paths(workload: Workload, path_of: Callable[[str, str, str], str]) -> 
 
 
 def require(workload: Workload) -> None:
-    """Raise ConfigError if the workload's arguments do not give a required input."""
+    """Raise ConfigError if the workload's arguments lack a required input."""
     options = [*map(_option, workload.arguments)]
     for name in workload.required_inputs:
         if _option(f"--{name}") not in options:
@@ -58,12 +58,12 @@ def require(workload: Workload) -> None:
 
 
 def given(workload: Workload) -> tuple[str, ...]:
-    """Return the paths that a workload's arguments give for its inputs."""
+    """Return the paths that a workload's arguments give for its declared inputs."""
     return tuple(value for _, _, value, _ in _given(workload))
 
 
 def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
-    """Return the ids of runs whose directories contain inputs of the workload, or whose paths its words name."""
+    """Return sorted ids of runs whose files a workload reads: by its inputs, or by paths in its words."""
     runs = lab.directory / RUNS
     places = (locate(lab, path) for path in given(workload))
     inside = (place.relative_to(runs) for place in places if place.is_relative_to(runs))
@@ -72,7 +72,7 @@ def earlier(lab: Lab, workload: Workload) -> tuple[str, ...]:
 
 
 def _named(lab: Lab, runs: Path, words: Iterable[str]) -> set[str]:
-    """Return the ids of runs that are there and whose path in the containers stands in one of the words.
+    """Return ids of existing runs whose container path is in one of the words; none if runs/ is not mounted.
 
     What a program reads is not declared: its ``--resume=/workspace/runs/ID/ckpt.pt`` may be in a shell's command.
     """
@@ -85,7 +85,7 @@ def _named(lab: Lab, runs: Path, words: Iterable[str]) -> set[str]:
 
 
 def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
-    """Yield each input that is given: index of the argument with its path, option, path, and kind."""
+    """Yield (argument index, option, path, kind) of each input given; the last one counts if it is repeated."""
     arguments = workload.arguments
     # The last of a repeated argument counts: the path it replaces need not exist.
     last = {_option(argument): index for index, argument in enumerate(arguments)}
@@ -100,12 +100,12 @@ def _given(workload: Workload) -> Iterator[tuple[int, str, str, str]]:
 
 
 def _option(argument: str) -> str:
-    """Return the option of an argument in one spelling: ``--data-path`` of ``--data_path=mnist``."""
+    """Return an argument's option with ``-`` for ``_``, without its value: `--data-path` of `--data_path=mnist`."""
     return argument.partition("=")[0].replace("_", "-")
 
 
 def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str:
-    """Return the path in the containers of an input. ConfigError if it does not exist or is not mounted."""
+    """Return an input's path in the containers. ConfigError if it is missing on this host, or is not mounted."""
     path = locate(lab, value)
     # Paths on other hosts are checked there by the launcher; runs are all on this machine.
     elsewhere = naming.sent(lab.hosts[0]) and not path.is_relative_to(lab.directory / RUNS)
@@ -124,7 +124,7 @@ def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str
 
 
 def locate(lab: Lab, value: str) -> Path:
-    """Return the host path of an input: container paths are translated back, relative ones are below the cache."""
+    """Return the host path of an input: a container path translated back, a relative one below the cache."""
     for mount in lab.mounts:
         if PurePosixPath(value).is_relative_to(mount.target):
             return Path(mount.source) / PurePosixPath(value).relative_to(mount.target)
@@ -132,19 +132,19 @@ def locate(lab: Lab, value: str) -> Path:
 
 
 def cache_of(lab: Lab) -> str:
-    """Return the shared cache on the host."""
+    """Return the host path of the folder mounted as ``.cache``."""
     return next(mount.source for mount in lab.mounts if mount.target.endswith("/.cache"))
 
 
 def in_container(lab: Lab, path: Path) -> str | None:
-    """Return the path in the containers of a path on the host; None if it is not mounted."""
+    """Return a host path's path in the containers, links followed; None if it is not mounted."""
     from labctl.system.mounts import mounted_at
 
     return mounted_at(path.resolve(), ((mount.source, mount.target) for mount in lab.mounts))
 
 
 def _lies_in_mount(lab: Lab, path: Path) -> bool:
-    """Tell if the path itself, without following links, is in a folder that is mounted."""
+    """Tell if a path, links not followed, is in a mounted folder."""
     from labctl.system.mounts import mounted_at
 
     named = Path(os.path.normpath(path))
@@ -153,7 +153,7 @@ def _lies_in_mount(lab: Lab, path: Path) -> bool:
 
 
 def _problem(path: Path, kind: str) -> str | None:
-    """Return the problem with an input of this kind; None if there is none."""
+    """Return why an input of this kind cannot be used, such as ``no such file``; None if it can."""
     if kind == "path":
         return None if path.exists() else "no such file or directory"
     if kind == "file":
@@ -164,7 +164,7 @@ def _problem(path: Path, kind: str) -> str | None:
 
 
 def _model_problem(config: Path) -> str | None:
-    """Return the problem with the config.json of a model; None if there is none."""
+    """Return why a model's config.json cannot be used: missing or not JSON; None if it can."""
     if not config.is_file():
         return "not a model directory (no config.json)"
     try:
@@ -175,7 +175,7 @@ def _model_problem(config: Path) -> str | None:
 
 
 def require_mounted(lab: Lab, workload: Workload) -> None:
-    """Raise ConfigError if a declared script or project is in no mounted folder: others may have declared it."""
+    """Raise ConfigError if a workload declares a project or script outside of the mounted folders."""
     path, project = Path(workload.script), workload.project
     own = workload.directory.resolve()
     if project and not project.root.is_relative_to(own) and in_container(lab, project.root) is None:
@@ -193,7 +193,7 @@ def require_mounted(lab: Lab, workload: Workload) -> None:
 
 
 def require_script(lab: Lab, workload: Workload) -> None:
-    """Raise ConfigError if a script on the host cannot be started, or is a link out of a mounted folder."""
+    """Raise ConfigError if a script is missing, a directory, not executable, or a link out of a mount."""
     path = Path(workload.script)
     if path.is_dir():
         raise ConfigError(f"{workload.name}: {path} is a directory", hint="name the script in it")

@@ -19,7 +19,7 @@ from labctl.workloads import deepspeed_config
 
 
 def render_program(lab: Lab, job: Job) -> File:
-    """Render rank.sh, which every rank executes, or the launcher once if the workload starts its ranks itself."""
+    """Return rank.sh, the script of every rank, or of the one start if the workload starts its ranks itself."""
     workload = job.workload
     name = "start.sh.j2" if workload.starts_itself else "rank.sh.j2"
     project = workload.project
@@ -43,12 +43,12 @@ def render_program(lab: Lab, job: Job) -> File:
 
 
 def run_directory(lab: Lab, run_id: str) -> str:
-    """Return the directory in the containers that a run writes to."""
+    """Return a run's directory in the containers, below ``outputs``."""
     return f"{lab.project_path}/outputs/{run_id}"
 
 
 def prepare_directory(lab: Lab, job: Job) -> str:
-    """Return the directory of ``prepare``: the copy of the workload, or the workload itself if another script runs."""
+    """Return the container directory of ``prepare``: the run's copy of the code, else the workload's folder."""
     work = f"{WORK}/{job.workload.prepare}"
     if any(copy.path == work and copy.root == job.workload.directory.resolve() for copy in job.code):
         return f"{job.directory}/{WORK}"
@@ -60,7 +60,7 @@ GRACE = 5
 
 
 def limited(job: Job) -> tuple[str, ...]:
-    """Return the launch command, wrapped in timeout(1) in case the agent, which has the time limit, is gone."""
+    """Return the launch command in timeout(1), which kills it later than the agent would."""
     return ("timeout", f"--kill-after={GRACE}", f"{job.timeout + LOOKING:g}", *job.argv)
 
 
@@ -83,7 +83,7 @@ def build(
     code: tuple[Copy, ...] = (),
     config_source: str = "",
 ) -> Job:
-    """Build the job of a workload on nodes and slots, writing nothing. ConfigError for options that would be rejected.
+    """Return the job of a workload on nodes and slots, with files rendered but not written. ConfigError if rejected.
 
     ``code`` is copied to the directory that ranks start in; errors name ``config_source`` as the source of DeepSpeed's
     configuration. ConfigError for options that the launcher or DeepSpeed would reject.
@@ -133,12 +133,12 @@ def build(
 
 
 def is_crowded(lab: Lab) -> bool:
-    """Tell if nodes share cores, because their single host has fewer cores than nodes."""
+    """Tell if the lab's only host has fewer cores than nodes."""
     return lab.network == "bridge" and len(lab.nodes) > len(lab.hosts[0].cpus)
 
 
 def shares_cores(lab: Lab, chosen: tuple[tuple[Node, tuple[int, ...]], ...]) -> bool:
-    """Tell if any of these ranks has no core of its own."""
+    """Tell if some of the chosen ranks have to share a core."""
     cores, ranks = Counter[object](), Counter[object]()
     for node, slots in chosen:
         owner = node.name if node.cpuset else node.host
@@ -155,9 +155,9 @@ def choose(
     include: str = "",
     exclude: str = "",
 ) -> tuple[tuple[Node, tuple[int, ...]], ...]:
-    """Return the nodes and slots that --include or --exclude leaves of ``entries`` or the lab. ConfigError if unknown.
+    """Return nodes with slot numbers of entries, or all, after --include or --exclude. ConfigError if unknown.
 
-    An entry without slots has all of its node. ConfigError if the lab does not have a node or slot.
+    An entry without slots has all of its node.
     """
     by_name = {node.name: node for node in lab.nodes}
     meant = nodes_of(lab, tuple(name for name, _ in entries), source)
@@ -175,9 +175,9 @@ THIS_MACHINE = ("localhost", "127.0.0.1")
 
 
 def nodes_of(lab: Lab, names: tuple[str, ...], source: str) -> tuple[Node, ...]:
-    """Return the node that each name means: a node's name, or its host's name or address. ConfigError if none is left.
+    """Return the node for each name: a node's, or its host's name or address. ConfigError if none is left.
 
-    If a host has several nodes, it is the first that is not named otherwise. ConfigError if no node matches.
+    If a host has several nodes, it is the first that is not named otherwise.
     """
     nodes = {node.name: node for node in lab.nodes}
     free = [node for node in lab.nodes if node.name not in names]
@@ -195,7 +195,7 @@ def nodes_of(lab: Lab, names: tuple[str, ...], source: str) -> tuple[Node, ...]:
 
 
 def _is_called(host: Host, name: str) -> bool:
-    """Tell if a host has this name or address."""
+    """Tell if a host has this name or address, case ignored; this machine also as localhost and hostname."""
     if host.name == HERE:
         return name.lower() in (*THIS_MACHINE, socket.gethostname().lower())
     return name.lower() in (host.name.lower(), host.address)

@@ -35,7 +35,7 @@ BY_HOSTFILE = {"deepspeed": "deepspeed", "horovodrun": "horovod", "mpiexec": "mp
 
 
 def of(options: RunOptions) -> Workload:
-    """Build a workload for the options' script, module or command. ConfigError without one, and for --rehearse."""
+    """Build a workload of the options' script, module or command. ConfigError for none, both, or --rehearse."""
     script = options.script.absolute() if options.script else None
     _require_one(options)
     if options.rehearse:
@@ -62,7 +62,7 @@ def of(options: RunOptions) -> Workload:
 
 
 def project_of(options: RunOptions) -> Project | None:
-    """Return the project of the options' program."""
+    """Return the project of the options' program; None if there is none to copy."""
     return project.choose(options.script, given=options.project, here=options.here, install=options.install)
 
 
@@ -84,7 +84,7 @@ def text(options: RunOptions) -> str:
 
 
 def per(options: RunOptions) -> Per:
-    """Return how often the program starts: as the options say, else the default of its kind."""
+    """Return ``rank``, ``node`` or ``once``, by options or the program's name. ConfigError for mpirun and alike."""
     if options.per:
         return options.per
     command = options.command
@@ -96,7 +96,7 @@ def per(options: RunOptions) -> Per:
 
 
 def _require_all_nodes(named: str, command: Sequence[str]) -> None:
-    """Raise ConfigError for a program that would start ranks on a single machine, and call that a run of all nodes."""
+    """Raise ConfigError for `mpirun` and the like, or `accelerate launch` without --num_machines."""
     if used := BY_HOSTFILE.get(named):
         raise ConfigError(
             f"{named} starts ranks by a hostfile, as labctl does",
@@ -112,7 +112,7 @@ def _require_all_nodes(named: str, command: Sequence[str]) -> None:
 
 
 def launcher(options: RunOptions) -> str:
-    """Return the launcher that starts the program. ConfigError for one that does not fit --per-node or --once."""
+    """Return the launcher for the program. ConfigError if --launcher does not fit --per-node or --once."""
     often, asked = per(options), launcher_name(options.launcher)
     if often == "rank":
         runs_python = options.module or options.command or options.script is None or options.script.suffix == ".py"
@@ -126,7 +126,7 @@ def launcher(options: RunOptions) -> str:
 
 
 def remarks(options: RunOptions) -> Iterator[str]:
-    """Yield what a person may not expect of a program: how often it starts, and what its project is."""
+    """Yield notes on how often a program starts if that was not asked for, and on what its project is."""
     often, is_program = per(options), bool(options.command or options.module)
     if is_program and not options.per and often != "rank":
         place = "on each node" if often == "node" else "in the launcher"

@@ -15,7 +15,7 @@ from labctl.system import git
 def choose(
     script: Path | None, *, given: Path | None = None, here: Path | None = None, install: bool = False
 ) -> Project | None:
-    """Return the project of a script, or of a module or command that is started ``here``; None if there is none.
+    """Return the project that holds a script or ``here``, and its start folder; None if none. ConfigError if unfit.
 
     It is ``given``, else the repository, else the script's folder or ``here``, but never the home directory or ``/``.
     Ranks start ``here`` if that is in it, else in the script's folder or, if the project is given, in its root.
@@ -36,7 +36,7 @@ def choose(
 
 
 def remark(chosen: Project | None, *, script: Path | None, here: Path | None) -> str:
-    """Say what a person may not expect of the project that was chosen, for a program as in `choose`; else empty."""
+    """Return a note if nothing is copied for a module or command, or git ignores the folder; empty otherwise."""
     folder = script.resolve().parent if script else here and here.resolve()
     if folder is None:
         return ""
@@ -54,7 +54,7 @@ def remark(chosen: Project | None, *, script: Path | None, here: Path | None) ->
 
 
 def _given(given: Path, script: Path | None) -> Path:
-    """Return the root that a person names. ConfigError if it is too large a thing to copy, or lacks the script."""
+    """Return the folder that --project names, resolved. ConfigError if none, too large, or without the script."""
     root = given.resolve()
     if not root.is_dir():
         raise ConfigError(f"--project {shlex.quote(str(given))}: not a directory")
@@ -66,7 +66,7 @@ def _given(given: Path, script: Path | None) -> Path:
 
 
 def _root(folder: Path | None) -> Path | None:
-    """Return the repository that a folder is in, else the folder; None for the home directory and ``/``.
+    """Return the git repository that a folder is in, else the folder; None for no folder, home or ``/``.
 
     What a repository ignores, and the copy that an earlier run had, is no part of it.
     """
@@ -79,11 +79,11 @@ def _root(folder: Path | None) -> Path | None:
 
 
 def _is_of_lab(folder: Path) -> bool:
-    """Tell if a folder is in what labctl keeps in a lab directory."""
+    """Tell if a folder is in one of labctl's own folders of a lab directory."""
     above = pairwise((folder, *folder.parents))
     return any(inner.name in context.OWN and context.is_lab(outer) for inner, outer in above)
 
 
 def is_all(folder: Path) -> bool:
-    """Tell if a folder is ``/``, or is or holds the home directory."""
+    """Tell if a folder is ``/``, the home directory, or one above it."""
     return Path.home().resolve().is_relative_to(folder)

@@ -41,7 +41,7 @@ class ReplayedRun(Struct, frozen=True, kw_only=True):
 
 
 def read(lab: Path, run_id: str) -> ReplayedRun:
-    """Read the record of a run that ended. ConfigError if it is running, HostError if the record is incomplete."""
+    """Read an ended run's record to repeat it. ConfigError if it is running, HostError if its record lacks parts."""
     if store.state(lab, run_id) == "running":
         raise ConfigError(f"run {run_id} is still running", hint=f"labctl attach {run_id}, or labctl stop {run_id}")
     path = store.directory(lab, run_id)
@@ -65,7 +65,7 @@ def read(lab: Path, run_id: str) -> ReplayedRun:
 
 
 def job(run: ReplayedRun, now: datetime) -> Job:
-    """Build the job of a recorded run again, with a new id, from the files and code in its record."""
+    """Build a recorded run's job with a new id, its files and code from the record; it belongs to no batch."""
     run_id = store.new_id(run.job.workload.name, now)
     files = tuple(
         File(path=name, content=(run.path / name).read_text(encoding="utf-8"), mode=_mode(run.path / name))
@@ -79,7 +79,7 @@ def job(run: ReplayedRun, now: datetime) -> Job:
 
 
 def renamed(job: Job, names: Mapping[str, str]) -> Job:
-    """Return a job with other names, such as a new run id, in all of its texts and files."""
+    """Return a job with each name, such as a run id, replaced by another in all of its texts and files."""
     text = msgspec.json.encode(job, enc_hook=str).decode()
     for before, now in names.items():
         text = text.replace(before, now)
@@ -87,4 +87,5 @@ def renamed(job: Job, names: Mapping[str, str]) -> Job:
 
 
 def _mode(path: Path) -> int:
+    """Return the permission bits of a file."""
     return path.stat().st_mode & 0o777

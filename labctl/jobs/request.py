@@ -80,7 +80,7 @@ OWN = ("detach", "wait", "resume", "retries", "retried", "batch")
 
 
 def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:
-    """Return a request's record: workload, empty for a script alone; options that `--resume` uses again; any batch."""
+    """Return workload (empty for a program), non-empty options that `--resume` uses again, and any batch, as JSON."""
     asked = msgspec.to_builtins(options, enc_hook=lambda path: str(path.absolute()))
     kept = {key: value for key, value in asked.items() if value and key not in OWN}
     of = {"batch": options.batch} if options.batch else {}
@@ -88,7 +88,7 @@ def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:
 
 
 def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOptions]:
-    """Return workload and options of the run to resume, overridden by those given now. ConfigError if it cannot be.
+    """Return workload and options to resume a run, overridden by those given now. ConfigError if it cannot be.
 
     It is raised if the run does not exist, is running, or is of another workload than ``name``.
     """
@@ -108,7 +108,7 @@ def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOp
 
 
 def over(before: RunOptions, now: RunOptions) -> RunOptions:
-    """Return options ``now``, unset ones except OWN as ``before``: ``--set`` key by key, nodes all or none."""
+    """Return ``now`` with unset options of ``before``, except OWN; ``--set`` merged by key, nodes not merged."""
     nodes = ("hostfile", "include", "exclude")
     kept = [key for key in RunOptions.__struct_fields__ if key not in (*OWN, "arguments")]
     if any(getattr(now, key) for key in nodes):
@@ -118,7 +118,7 @@ def over(before: RunOptions, now: RunOptions) -> RunOptions:
 
 
 def without(options: RunOptions, nodes: tuple[str, ...]) -> RunOptions:
-    """Return the options without these nodes: taken out of --include if it is given, else added to --exclude."""
+    """Return options that exclude these nodes: removed from --include if given, else added to --exclude."""
     named = options.include or options.exclude
     parts = [part for part in re.split("@" if ":" in named else "[@,]", named) if part]
     if options.include:
@@ -127,7 +127,7 @@ def without(options: RunOptions, nodes: tuple[str, ...]) -> RunOptions:
 
 
 def choose_workload(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
-    """Load a workload, or without a name build the program's, with this run's options. ConfigError if they misfit."""
+    """Load the workload, or build the program's without a name, with the options applied. ConfigError if unfit."""
     chosen = _declared(directory, name, options, settings) if name else program.of(options)
     chosen = with_metrics(chosen, options, is_program=not name)
     launcher = _launcher(name, chosen, options)
@@ -150,10 +150,7 @@ def choose_workload(directory: Path, name: str, options: RunOptions, settings: S
 
 
 def _declared(directory: Path, name: str, options: RunOptions, settings: Settings) -> Workload:
-    """Load the workload ``name`` of the lab or of an external family. ConfigError if it is not found or invalid.
-
-    ConfigError for options that only a program takes which no workload declares.
-    """
+    """Load a workload of the lab or an external family. ConfigError if not found, or for options of programs."""
     if options.module or options.per:
         flag = "-m" if options.module else program.FLAGS[options.per]
         raise ConfigError(f"{flag}: `{name}` is a workload, which names its program itself", hint=f"leave out {name}")
@@ -164,7 +161,7 @@ def _declared(directory: Path, name: str, options: RunOptions, settings: Setting
 
 
 def with_metrics(workload: Workload, options: RunOptions, *, is_program: bool) -> Workload:
-    """Return the workload with the options' metrics and criteria; undeclared metrics are found in its output.
+    """Return the workload with options' metrics and criteria. ConfigError for a criterion on an unknown metric.
 
     Without metrics of its own it has all that are printed in known ways, else those that criteria are about.
     ConfigError for a criterion on another metric, unless it is a program, which no file describes.
@@ -184,12 +181,12 @@ def with_metrics(workload: Workload, options: RunOptions, *, is_program: bool) -
 
 
 def _on_found(criterion: Criterion) -> Criterion:
-    """Return a criterion with the name that its metric has if it is found in the output."""
+    """Return a criterion on the name that its metric gets when it is found in the output."""
     return replace(criterion, metric=known_metrics.found_name(criterion.metric))
 
 
 def _require_known(workload: str, declared: Iterable[str], names: Iterable[str]) -> None:
-    """Raise ConfigError for a metric that labctl does not know by name; ``declared`` ones are for the hint only."""
+    """Raise ConfigError for a metric name that labctl cannot find in output, with declared ones as hint."""
     for name in names:
         if not known_metrics.name_of(name):
             has = ", ".join(sorted(declared))
@@ -199,7 +196,7 @@ def _require_known(workload: str, declared: Iterable[str], names: Iterable[str])
 
 
 def _launcher(name: str, workload: Workload, options: RunOptions) -> str:
-    """Return the launcher to use. ConfigError if the workload cannot run under it."""
+    """Return the launcher to use: the option's, else the workload's. ConfigError if unknown or it cannot be used."""
     launcher = (launcher_name(options.launcher) if name else "") or workload.launcher
     launchers.get(launcher)
     if launcher != workload.launcher and SCRIPT in (launchers.name(launcher), workload.launcher):
@@ -209,14 +206,14 @@ def _launcher(name: str, workload: Workload, options: RunOptions) -> str:
 
 
 def bounded(directory: Path, workload: Workload) -> Workload:
-    """Return the workload with the bounds of its relative criteria. ConfigError without a reference run or value."""
+    """Return the workload with bounds for relative criteria, from their reference run. ConfigError if it has none."""
     return replace(
         workload, criteria=tuple(_bounded(directory, workload.name, criterion) for criterion in workload.criteria)
     )
 
 
 def _bounded(directory: Path, workload: str, criterion: Criterion) -> Criterion:
-    """Give a relative criterion its bound by its reference run; return others unchanged. ConfigError if it has none."""
+    """Return a relative criterion with its bound and run; others unchanged. ConfigError if no value is recorded."""
     if criterion.relative is None:
         return criterion
     sign, share, run = criterion.relative
@@ -239,7 +236,7 @@ def _bounded(directory: Path, workload: str, criterion: Criterion) -> Criterion:
 
 
 def latest(directory: Path, workload: str) -> str:
-    """Return the id of the workload's latest run that passed. ConfigError if none has."""
+    """Return the id of the workload's latest run with verdict PASS. ConfigError if there is none."""
     for run_id in store.ids(directory):
         result = store.read_result(directory, run_id)
         if result and (result.workload, result.verdict) == (workload, "PASS"):
@@ -251,7 +248,7 @@ def latest(directory: Path, workload: str) -> str:
 
 
 def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Config | None:
-    """Return --deepspeed-config or else the workload's section, with --set's keys, or None. ConfigError if invalid.
+    """Return DeepSpeed's configuration of file or workload with --set's keys; None if none. ConfigError if unfit.
 
     It is raised if the workload takes none, or a key has no value.
     """
@@ -273,7 +270,7 @@ def choose_config(chosen: Workload, options: RunOptions) -> deepspeed_config.Con
 
 
 def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
-    """Yield warnings about unknown launcher options, script options and DeepSpeed keys, which are passed on."""
+    """Yield remarks on the program and warnings on unknown launcher options, script options and DeepSpeed keys."""
     yield from program.remarks(options)
     yield from launchers.unknown_options(workload.launcher, workload.launcher_arguments)
     given = [key for key, _ in options.arguments if not key.startswith(DEEPSPEED)]
@@ -289,7 +286,7 @@ def unknown(workload: Workload, options: RunOptions) -> Iterator[str]:
 
 
 def config_source(workload: Workload, options: RunOptions) -> str:
-    """Return the source of the DeepSpeed configuration for errors: --set, a file, or the declaration."""
+    """Return where DeepSpeed's configuration is from, for errors: `--set`, the file, or the workload's."""
     if any(key.startswith(DEEPSPEED) for key, _ in options.arguments):
         return "--set"
     return str(options.deepspeed_config or workload.declared)
@@ -304,7 +301,7 @@ def build_job(
     *,
     run_id: str = "",
 ) -> Job:
-    """Build a run's job by its options; warn of files left out of its code. ConfigError for options or missing inputs.
+    """Build a run's job by its options, nothing written; warn of files not copied. ConfigError if unfit.
 
     ``warn`` is told of files that are not copied. It is also raised for inputs missing on this host.
     """
@@ -331,27 +328,27 @@ def build_job(
 
 
 def job_name(options: RunOptions, nodes: int) -> str:
-    """Return the job name in the hostfile's file name, such as ``2xN_batch0001``; else ``2xN``, for two nodes."""
+    """Return the job's name from the hostfile's name, such as ``2xN_batch0001``; else ``2xN`` for two nodes."""
     name = hostfile.job_name(options.hostfile.name) if options.hostfile else ""
     return name or f"{nodes}xN"
 
 
 def entries(options: RunOptions) -> tuple[tuple[str, int], ...]:
-    """Return name and slots of each entry in the options' hostfile; none without one. ConfigError if it is invalid."""
+    """Return name and slots of each line of the options' hostfile; () without one. ConfigError if invalid."""
     if options.hostfile is None:
         return ()
     return hostfile.parse(read_text(options.hostfile), str(options.hostfile))
 
 
 def renamed(lab: Lab, options: RunOptions) -> str:
-    """Return node names of the hostfile that differ in the lab, as "a is worker-0, ..."; empty if none does."""
+    """Return hostfile names that differ from the lab's nodes, as "a is worker-0, ..."; empty if none does."""
     names = tuple(name for name, _ in entries(options))
     nodes = job.nodes_of(lab, names, str(options.hostfile))
     return ", ".join(f"{name} is {node.name}" for name, node in zip(names, nodes, strict=True) if name != node.name)
 
 
 def read_text(path: Path) -> str:
-    """Read a text file. ConfigError if it cannot be read."""
+    """Return a UTF-8 file's text. ConfigError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

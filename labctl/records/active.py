@@ -58,14 +58,14 @@ class InUse(LaunchError):
 
 
 def in_use(runs: Iterable[ActiveRun]) -> InUse:
-    """Return the error for a run whose nodes these runs use; ``runs`` is not empty."""
+    """Return an InUse error, not raised, that names the nodes and the runs that use them."""
     first, *_ = users = tuple(runs)
     message = "; ".join(f"{', '.join(run.nodes)}: in use by run {run.id} ({run.owner}, {since(run)})" for run in users)
     return InUse(message, hint=f"--wait waits for it; `labctl stop {first.id}` ends it")
 
 
 def since(run: ActiveRun) -> str:
-    """Render the time of a launch; if the run is no longer followed, also the seconds until it ends."""
+    """Render a run's launch time, and if its labctl is gone also in how many seconds it ends."""
     text = f"since {datetime.fromtimestamp(run.order).astimezone():%Y-%m-%d %H:%M:%S}"
     if run.patience and run.followed is not None and run.followed > AWAY:
         text += f", its labctl is gone and it ends in {human.duration(max(0, run.patience - run.followed))}"
@@ -83,10 +83,10 @@ class Run(Struct, frozen=True, kw_only=True):
         return self.job.run_id
 
     def short(self, text: str) -> str:
-        """Return a text with nodes by their names in the lab; unchanged unless the backend has other names."""
+        """Return the text unchanged; backends with other node names override it."""
         return text
 
     @property
     def directory(self) -> Path:
-        """Directory of its record."""
+        """Return the directory of its record, `runs/ID` in the lab directory."""
         return self.lab.directory / "runs" / self.run_id

@@ -46,7 +46,7 @@ class RankFailure(Struct, frozen=True):
     """File and line of the person's code in which its exception was raised, as ``train.py:3``."""
 
     def __str__(self) -> str:
-        """Render the failure with its last output, marked as such unless it is an error, and the place if known."""
+        """Render the failed rank with its last words, marked as such if they are no error, and place."""
         if not self.words:
             return self.ended
         before = ": " if last_words.is_error(self.words) else "; the last it wrote: "
@@ -54,16 +54,17 @@ class RankFailure(Struct, frozen=True):
 
     @property
     def ended(self) -> str:
+        """Render ``WHO on NODE exited with code N``, with the signal if there is one."""
         return f"{self.who} on {self.node} exited with code {self.code}{signal_name(self.code)}"
 
     @property
     def follows(self) -> bool:
-        """Tell if the failure is a consequence of another rank's end: a lost peer, or SIGTERM without an error."""
+        """Tell if the failure follows from another's: words of a lost peer, or SIGTERM without an error."""
         return last_words.follows(self.words) or (self.code == TERMINATED and not last_words.is_error(self.words))
 
 
 def signal_name(code: int) -> str:
-    """Return the signal of a shell's exit code, as `` (SIGKILL)``; empty for other codes."""
+    """Return a shell exit code's signal, as `` (SIGKILL)``; empty if it is none."""
     with suppress(ValueError):
         return f" ({signal.Signals(code - 128).name})" if code > 128 else ""
     return ""
@@ -99,7 +100,7 @@ class CrashWatch:
 
     @property
     def message(self) -> str:
-        """Render the failed rank, and up to SHOWN others that failed; empty if none did."""
+        """Render the failed rank and up to SHOWN others that failed; empty without a failure."""
         if not self.reason:
             return ""
         # Ranks that a script starts itself have no number here by which to tell them apart.
@@ -109,16 +110,16 @@ class CrashWatch:
 
     @property
     def ends_run(self) -> bool:
-        """Tell if a rank reported its failure by rank.sh, under a launcher that does not restart it."""
+        """Tell if a failed rank ends the run: the launcher is not elastic and no script starts the ranks."""
         return self.reason is not None and not self._elastic and not self._starts_itself
 
     def look_at(self, lines: Sequence[Line]) -> None:
-        """Search lines for reports of failed ranks, and keep the last output of each rank or node."""
+        """Take output lines into account: reports of failed ranks and the last output of ranks or nodes."""
         for line in lines:
             self._look_at(line)
 
     def _look_at(self, line: Line) -> None:
-        """Take a line into account: the report of a failure, or output of a rank or node."""
+        """Keep a line's output by its speaker, or record the failure that it reports."""
         text = metrics.searched(line.text)
         reports = line.report or "[launch.py:" in text or (self._starts_itself and "labctl: " in text)
         if reports and self._hear_report(line, text):
@@ -139,18 +140,18 @@ class CrashWatch:
 
     @property
     def launcher_words(self) -> str:
-        """Last error in output that is of no rank or node, of the launcher or a program in its place; empty if none."""
+        """Return the last error in output of no rank or node; empty if there is none."""
         words = last_words.quoted(self._unmarked)
         return words if last_words.is_error(words) else ""
 
     def _keep(self, who: str, output: str) -> None:
-        """Keep the last output of a rank or node, or of a script itself."""
+        """Append output to the last lines of a rank, node or script, cut to LONGEST."""
         if who not in self._last:
             self._last[who] = deque(maxlen=self._kept)
         self._last[who].append(output[: last_words.LONGEST])
 
     def _hear_report(self, line: Line, text: str) -> bool:
-        """Take a report about a rank into account; return True if it is of a failure."""
+        """Record a failure, a restart or a killed container from a line; return True for a failure."""
         if self._elastic and line.report and store.RANK_REPORTED.match(line.said):
             # Its launcher restarted it.
             self.reason, self._ended, self._killed = None, [], {}
@@ -166,7 +167,7 @@ class CrashWatch:
         return True
 
     def _crash_in(self, line: Line, text: str) -> RankFailure | None:
-        """Return the failure that a line reports, with the rank's last output and the cause; None without one."""
+        """Return the failure that a line reports, with the rank's last words and cause; None without one."""
         # Reports of ranks that a script starts itself may be in its own output.
         reported = REPORTED.match(line.said) if line.report else self._starts_itself and REPORTED.search(text)
         if reported:
@@ -182,7 +183,7 @@ class CrashWatch:
         return RankFailure(who, node, code if code >= 0 else 128 - code, quote, self._cause_in(quote, lines), place)
 
     def _cause_in(self, quote: str, lines: Iterable[str]) -> Cause:
-        """Return the cause of a rank's failure by its quoted error, or by its last lines if the quote is no error."""
+        """Return out-of-memory, disk-full or rank-crashed by the quote, or all lines if it is no error."""
         # An earlier line about memory may have been a warning.
         searched = (quote,) if last_words.is_error(quote) else tuple(lines)
         if any(map(self._out_of_memory.search, searched)):
@@ -190,7 +191,7 @@ class CrashWatch:
         return "disk-full" if any(map(NO_SPACE.search, searched)) else "rank-crashed"
 
     def gave_up(self) -> str:
-        """Render the first speaker whose last line says that it gives up, and that line; empty if there is none."""
+        """Render ``WHO: LAST LINE`` for the first rank or node whose words give up; empty if none."""
         for who, lines in self._last.items():
             if words := last_words.giving_up(lines):
                 return f"{who}: {words}"
@@ -198,12 +199,12 @@ class CrashWatch:
 
     @property
     def is_silent(self) -> bool:
-        """True if no rank or node wrote a line; False for a script that starts its ranks itself."""
+        """Tell if no rank or node wrote anything; False for scripts that start ranks themselves."""
         return not self._has_spoken and not self._starts_itself
 
 
 def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
-    """Return cause, or None, and message of a run's end: by its ranks' output unless the agent knows another cause."""
+    """Return cause (None if none) and message of a run's end: the agent's if it is another, else the ranks'."""
     if ended.cause not in (None, "rank-crashed"):
         return ended.cause, ended.message
     if watch.cause and (ended.cause or ended.code != 0):
@@ -212,7 +213,7 @@ def judged(ended: Ended, watch: CrashWatch) -> tuple[Cause | None, str]:
 
 
 def _speaker(line: Line, text: str) -> tuple[str, str]:
-    """Return the rank or node of a line and its output, of a progress bar the last state; empty if not known."""
+    """Return the rank or node of a line and what it says, of a progress bar the last state; ("", "") if unknown."""
     if line.rank is not None:
         return f"rank {line.rank}", line.said.rpartition("\r")[2]
     if speaker := SPEAKER.match(text):
@@ -221,7 +222,7 @@ def _speaker(line: Line, text: str) -> tuple[str, str]:
 
 
 def memory_limit(lab: Lab) -> str:
-    """Render the memory limit of a node, for the message of a container that ran out of memory."""
+    """Render a node's memory limit, or that LAB_MEMORY is not set."""
     if lab.memory:
         return f"a node has LAB_MEMORY={lab.memory}"
     return "LAB_MEMORY is not set: a node has what its host has left"

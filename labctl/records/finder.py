@@ -67,20 +67,20 @@ class Series:
         self._text, self._begin = "", 0
 
     def add(self, match: Match, text: str) -> None:
-        """Add a value, and keep the text that has it in place of the last."""
+        """Append a value, and keep its unit, example and text in place of the last one's."""
         self.values.append(match.value)
         self.unit, self.example = match.unit, match.example
         self._text, self._begin = text, match.begin
 
     def _line(self, hide: Callable[[str], str]) -> str:
-        """Return the part of the last text around its value, cut only when secrets are hidden."""
+        """Return up to LONGEST characters of the last text around its value, secrets hidden first."""
         text = hide(self._text)
         middle = self._begin if text == self._text else 0
         begin = max(0, min(middle - LONGEST // 3, len(text) - LONGEST))
         return human.shortened(text[begin:].strip(), LONGEST)
 
     def reduced(self, name: str, hide: Callable[[str], str]) -> dict[str, Any]:
-        """Return the median of a rate, the first and the last of other values, or the only one, with its source."""
+        """Return a metric: median of a rate, first and last of others, or the only value, with its source."""
         is_rate = self.unit.endswith("/s") or name in ("throughput", "mfu")
         reduce: Reduce = "median" if is_rate else "first-last"
         metric = Metric(name=name, pattern="", unit=self.unit, reduce=reduce if len(self.values) > 1 else "last")
@@ -105,7 +105,7 @@ class Finder:
         """Evaluation that each rank has announced."""
 
     def read(self, line: Line) -> list[Found]:
-        """Return the values in a line, and keep them."""
+        """Record and return the metrics found in a line, one value per name."""
         text = searched(line.said or line.text)
         if line.report or not self._may_tell(text.lower()):
             return []
@@ -123,11 +123,11 @@ class Finder:
         return [Found(name, match.value) for name, (match, part) in found.items() if self._keep(match, part, rank)]
 
     def _may_tell(self, lowered: str) -> bool:
-        """Tell if a line, in small letters, can have a metric or say of what the next ones are."""
+        """Tell if a lower-case line may contain a metric or announce an evaluation, by quick hints."""
         return any(hint in lowered for hint in self._hints) or bool("/s" in lowered and PER_SECOND.search(lowered))
 
     def _of_part(self, part: str, rank: int) -> list[Match]:
-        """Return the metrics of what was drawn at once, without the rate of its bar."""
+        """Return the metrics in a part of a line drawn at once, without its bar's rate; [] of Keras evaluations."""
         if KERAS_EPOCH.match(part):
             self._ended.discard(rank)
         if PREPARED.search(part) or self._is_evaluation_of_keras(part, rank):
@@ -137,7 +137,7 @@ class Finder:
         return self._named_as_announced(known_metrics.matches(text, self._asked), part, rank)
 
     def _named_as_announced(self, found: list[Match], part: str, rank: int) -> list[Match]:
-        """Return metrics, named by the evaluation that an earlier line announced unless this one tells of a step."""
+        """Return metrics, with an announced evaluation's name unless the part tells of training."""
         if found:
             split = self._announced.pop(rank, "")
             is_of_training = not split or TRAINING.search(part)
@@ -151,7 +151,7 @@ class Finder:
     # --- bars ------------------------------------------------------------------------------------------------
 
     def _is_evaluation_of_keras(self, part: str, rank: int) -> bool:
-        """Tell if this is a bar of Keras after the end of an epoch, which its ``evaluate`` draws."""
+        """Tell if a part is a Keras bar after an epoch's end without ``val_``; record an epoch's end."""
         bar = KERAS.match(part)
         if not bar:
             return False
@@ -161,7 +161,7 @@ class Finder:
         return had_ended and "val_" not in part
 
     def _beside(self, part: str, bar: re.Match[str], rank: int) -> str:
-        """Return the text beside a bar; if that is not of training, only what follows it."""
+        """Return the text beside a bar: name, state and rest of a training bar, else only the rest."""
         head, rest = part[: bar.start()], part[bar.end() :]
         may_be_first = not head.strip() and rank not in self._steps
         if not may_be_first and not self._is_of_training(head, bar, rank):
@@ -169,7 +169,7 @@ class Finder:
         return " ; ".join((head.rstrip(": |"), BAR_RATE.sub("", bar["state"]).partition(",")[2], rest))
 
     def _rate(self, part: str, rank: int, found: Collection[str]) -> Iterator[Match]:
-        """Yield the rate of a bar in steps per second if it is of training; ``found``: the metrics of its line."""
+        """Yield ``steps_per_second`` of a bar of training; nothing if it has none. Remembers the bar's steps."""
         bar = BAR.search(part)
         rate = BAR_RATE.search(bar["state"]) if bar else None
         if not bar or not rate or not float(rate[1]):
@@ -183,7 +183,7 @@ class Finder:
             yield Match("steps_per_second", value, "steps/s", BAR_EXAMPLE, bar.start(), bar.end())
 
     def _is_of_training(self, head: str, bar: re.Match[str], rank: int) -> bool:
-        """Tell if a bar is of training, by its name or the metrics in that; without a name by its number of steps."""
+        """Tell if a bar is of training: by name or metrics in it, else by its rank's number of steps."""
         if not head.strip():
             return self._steps.get(rank, "") == bar["of"]
         is_named = bool(TRAINING.search(head) or known_metrics.matches(head.rstrip(": |")))
@@ -192,7 +192,7 @@ class Finder:
     # --- series ----------------------------------------------------------------------------------------------
 
     def _keep(self, match: Match, part: str, rank: int) -> bool:
-        """Keep a value, unless it is not wanted or a lower rank prints the metric; tell if it was kept."""
+        """Add a value to its series, which a lower rank takes over; return False if unwanted or of a higher rank."""
         name = match.name
         if name in self._declared or (self._only_asked and not self._is_asked(name)):
             return False
@@ -205,19 +205,16 @@ class Finder:
         return True
 
     def _is_asked(self, name: str) -> bool:
-        """Tell if a criterion is about a metric, by this name or another one."""
+        """Tell if a criterion is about a metric, by its name or one that stands in for it."""
         return name in self._asked or any(known_metrics.stand_in(asked, (name,)) for asked in self._asked)
 
     def reduced(self, hide: Callable[[str], str] = str) -> dict[str, dict[str, Any]]:
-        """Return each metric as `reduce_values` does, with ``found``, its format, and ``line``, its last text.
-
-        ``hide`` redacts secrets in a text.
-        """
+        """Return each metric reduced, with ``found``, its format, and ``line``, its last text after ``hide``."""
         return {name: series.reduced(name, hide) for name, series in self.series.items()}
 
 
 def finder_of(workload: Workload) -> Finder | None:
-    """Return a finder of the metrics that a workload does not declare; None if it has only declared ones."""
+    """Return a finder of metrics that a workload does not declare; None if it wants only declared ones."""
     if workload.known_metrics == "none":
         return None
     declared = {metric.name for metric in workload.metrics}
@@ -226,7 +223,7 @@ def finder_of(workload: Workload) -> Finder | None:
 
 
 def answered(workload: Workload, metrics: Mapping[str, object]) -> Workload:
-    """Return the workload with criteria on what was found: on ``train_loss`` if no ``loss`` was printed."""
+    """Return the workload with criteria on found metrics, as ``train_loss``, in place of ones not printed."""
     declared = {metric.name for metric in workload.metrics}
     criteria = []
     for criterion in workload.criteria:

@@ -69,7 +69,7 @@ TFLOPS = re.compile(rf"tflops?/s(?:/{DEVICE})?")
 
 
 def name_of(text: str) -> str:
-    """Return the name of the known metric that a text names, ``val_loss`` for ``Validation Loss``; empty for none."""
+    """Return the known metric's name that a text means, ``val_loss`` for ``Validation Loss``; empty if it is none."""
     lowered = text.lower()
     if rate := RATE.fullmatch(lowered):
         return _name_of_rate(*rate.groups(""))
@@ -79,13 +79,13 @@ def name_of(text: str) -> str:
 
 
 def _name_of_rate(split: str, item: str, each: str) -> str:
-    """Return the name of a rate, such as ``train_tokens_per_second_per_device``."""
+    """Return the name of a rate of items, such as ``train_tokens_per_second_per_device``."""
     items = next(items for start, items in ITEMS.items() if item.startswith(start))
     return "_".join(filter(None, (split, items, "per_second", "per_device" if each else "")))
 
 
 def _name_of_words(text: str) -> str:
-    """Return the name of a metric whose words are all known; empty for another."""
+    """Return a metric's name by its words, ``val_loss`` for ``Valid Loss``; empty if it is no known quantity."""
     separate = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text.replace("@", "")).lower()
     words = [SAME.get(word, word) for word in re.split(r"[^a-z0-9]+", separate) if word not in NEUTRAL]
     splits = dict.fromkeys(word for word in words if word in SPLITS)
@@ -98,22 +98,22 @@ def _name_of_words(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text as a name: in small letters, with ``_`` in place of what is no letter, digit or dot."""
+    """Return a text in small letters with ``_`` for all but letters, digits and dots."""
     return re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_")
 
 
 def found_name(asked: str) -> str:
-    """Return the name under which a metric that is asked for is found: ``val_loss`` for ``Valid-Loss``."""
+    """Return the name under which an asked-for metric is found in output: the known one, else the plain text."""
     return name_of(asked) or plain(asked) or asked
 
 
 def has_split(name: str) -> bool:
-    """Tell if a name says of which data the metric is."""
+    """Tell if a name begins with a word for the data it is of, such as ``train`` or ``val``."""
     return name.partition("_")[0] in SPLITS
 
 
 def stand_in(name: str, found: Collection[str]) -> str:
-    """Return the metric found that is meant by another name: the training loss or a throughput; empty for none."""
+    """Return the found metric that another name means, ``train_loss`` for ``loss``; empty if there is none."""
     candidates = [name_of(name)]
     if name == "loss":
         candidates = ["train_loss"]
@@ -123,7 +123,7 @@ def stand_in(name: str, found: Collection[str]) -> str:
 
 
 def unit_of(name: str, rest: str = "") -> str:
-    """Return the unit of a metric; ``rest`` is the text behind its number, where ``%`` may follow."""
+    """Return a metric's unit by its name, or ``%`` if the text behind its number begins with it; empty otherwise."""
     if rate := re.search(r"([a-z]+)_per_second", name):
         return f"{rate[1]}/s"
     if name == "tflops":
@@ -207,7 +207,7 @@ class Match(NamedTuple):
 
 
 def matches(text: str, asked: Collection[str] = ()) -> list[Match]:
-    """Return the metrics in a text, the first number of each; ``asked``: names to take beside the known ones."""
+    """Return the metrics printed in a text, each by its first number; [] for a setting or only side values."""
     if SETTING.search(text):
         return []
     found: dict[str, Match] = {}
@@ -227,12 +227,12 @@ def matches(text: str, asked: Collection[str] = ()) -> list[Match]:
 
 
 def _name_in(key: str, asked: Collection[str]) -> str:
-    """Return the name of a metric that is known or asked for; empty for another."""
+    """Return the name of a metric that is known or among ``asked``; empty for others."""
     return name_of(key) or (plain(key) if plain(key) in asked else "")
 
 
 def _match_of(form: Format, name: str, match: re.Match[str]) -> Match:
-    """Return the metric of a match. ValueError if its number is none, such as ``1.2.3``."""
+    """Return the metric of a match with value and unit. ValueError if its number is not one, such as ``1.2.3``."""
     is_beside = name in BESIDES or match["key"].lower() in SHORT_RATES
     return Match(
         name=name,
@@ -246,7 +246,7 @@ def _match_of(form: Format, name: str, match: re.Match[str]) -> Match:
 
 
 def _is_setting(form: Format, name: str, match: re.Match[str]) -> bool:
-    """Tell if a match is an argument, a class's figure, a share, in a nested dictionary or a count in a sentence."""
+    """Tell if a match is no metric: an argument, one class's figure, a share, nested, or a count in a sentence."""
     before, rest = match.string[: match.start()], match.string[match.end() :]
     if CALL.search(before) or ("acc" in name and OF_CLASS.search(before)):
         return True
@@ -259,7 +259,7 @@ def _is_setting(form: Format, name: str, match: re.Match[str]) -> bool:
 
 
 def _named_by_context(found: Collection[Match], text: str) -> Iterator[Match]:
-    """Yield the metrics, those behind a word for evaluation with ``val_``, ``eval_`` or ``test_`` before their name."""
+    """Yield the metrics; those behind a word for evaluation get ``val_``, ``eval_`` or ``test_`` in their name."""
     beside = list(text)
     for match in found:
         beside[match.begin : match.end] = " " * (match.end - match.begin)
@@ -269,12 +269,12 @@ def _named_by_context(found: Collection[Match], text: str) -> Iterator[Match]:
 
 
 def of_evaluation(match: Match, split: str) -> Match:
-    """Return a metric under the name that it has in an evaluation; unchanged if its name says of which data it is."""
+    """Return a metric renamed to ``SPLIT_name``; unchanged if it has a split or is a side value."""
     if match.name in BESIDES or has_split(match.name):
         return match
     return match._replace(name=f"{split}_{match.name}")
 
 
 def split_of(word: str) -> str:
-    """Return ``val``, ``eval`` or ``test`` for a word about evaluation."""
+    """Return ``val``, ``test`` or ``eval`` for a word about evaluation, by its first letter."""
     return {"v": "val", "d": "val", "t": "test"}.get(word[0].lower(), "eval")

@@ -84,12 +84,12 @@ LOOKED_BACK = 3
 
 
 def kept(speakers: int) -> int:
-    """Return the number of lines to keep per rank or node: together at most 30 MB, for up to 500 of them."""
+    """Return how many lines to keep per rank or node, between FEWEST and MOST, so that all take 30 MB at most."""
     return max(FEWEST, min(MOST, ALL // speakers))
 
 
 def quoted(written: Iterable[str], who: str = "") -> str:
-    """Return the fatal line or exception, else the last line, of ``rank N`` as one line; empty if it wrote no text."""
+    """Return a rank's fatal line or exception, else its last line, as one line; empty if it wrote nothing."""
     return _words(_reason_lines(who, written))
 
 
@@ -99,7 +99,7 @@ def follows(words: str) -> bool:
 
 
 def _reason_lines(who: str, written: Iterable[str]) -> list[str]:
-    """Return the lines that tell why a rank ended: its own, up to an exception that consequences follow if one does.
+    """Return lines that tell why a rank ended: its own, or if these give no reason, those of another rank.
 
     A program that starts its ranks itself has their lines, too: one that tells a reason of its own comes first, then
     one that a signal ended, then one that lost its peers, as the program itself just tells that one of them failed.
@@ -114,11 +114,12 @@ def _reason_lines(who: str, written: Iterable[str]) -> list[str]:
 
 
 def _without_c_frames(lines: Iterable[str]) -> list[str]:
+    """Return the lines without frames of C stacks."""
     return [line for line in lines if not C_FRAME.match(line)]
 
 
 def _own_reason(lines: list[str]) -> list[str]:
-    """Return the lines up to the last exception that is a reason of its own; empty if there is none."""
+    """Return lines up to the last exception that is a cause rather than a consequence; empty if none is."""
     if _exception(lines) and not NO_REASON.search(_words(lines)):
         return lines
     for at in reversed(range(len(lines))):
@@ -131,7 +132,7 @@ def _own_reason(lines: list[str]) -> list[str]:
 
 
 def _began(lines: list[str], at: int) -> int:
-    """Return the index of the first line of the traceback whose message is at an index; that index without one."""
+    """Return the index where the traceback begins whose message is at ``at``; ``at`` itself if it has none."""
     begin = at
     while begin > 0 and (lines[begin - 1][:1].isspace() or TRACEBACK.match(lines[begin - 1])):
         begin -= 1
@@ -139,7 +140,7 @@ def _began(lines: list[str], at: int) -> int:
 
 
 def _words(lines: list[str]) -> str:
-    """Return the fatal line or exception of these lines, else the last that is no rule; empty if there is none."""
+    """Return the fatal line, exception or block of these lines, else the last that is no rule; empty if none."""
     candidates = (
         _fatal(lines),
         _group(lines),
@@ -151,7 +152,7 @@ def _words(lines: list[str]) -> str:
 
 
 def _fatal(lines: list[str]) -> str:
-    """Return the last fatal line of Python, of an abort the reason before it if there is one; else empty."""
+    """Return Python's last fatal line, or the reason before it if it is an abort; empty if there is none."""
     at = next((at for at in reversed(range(len(lines))) if FATAL.match(lines[at])), None)
     if at is None or lines[at] != ABORTED:
         return "" if at is None else lines[at]
@@ -164,7 +165,7 @@ def is_error(text: str) -> bool:
 
 
 def giving_up(written: Reversible[str]) -> str:
-    """Return the last line of a program, before log records, if it says that the program gives up; else empty."""
+    """Return the last line, log records skipped, if it says that the program gives up; empty otherwise."""
     for line in islice(reversed(written), LOOKED_BACK):
         if _gives_up().search(line) and not GOES_ON.search(line):
             return line.strip()
@@ -175,7 +176,7 @@ def giving_up(written: Reversible[str]) -> str:
 
 @lru_cache
 def _gives_up() -> re.Pattern[str]:
-    """Return GIVES_UP with the names of accelerators that programs print."""
+    """Return the compiled pattern GIVES_UP with the accelerators' names."""
     names = ("gpu", "accelerator", *chain.from_iterable(module.aliases for module in accelerators.modules().values()))
     device = f"(?:{'|'.join(map(re.escape, names))})s?"
     return re.compile(GIVES_UP.format(device=device), re.IGNORECASE)
@@ -186,14 +187,14 @@ BEFORE, AFTER, STACKS = 12, 4, 60
 
 
 def cause_of(result: Result, lines: Sequence[str]) -> list[str]:
-    """Return the lines around what the ranks of a run waited for, else around the first failure of its message."""
+    """Return output lines around what a run's ranks waited for, or around the failure in its message."""
     if result.hang:
         return cause_lines(result.hang.sentence, lines, stalled=True)
     return cause_lines(result.message, lines)
 
 
 def cause_lines(message: str, lines: Sequence[str], *, stalled: bool = False) -> list[str]:
-    """Return the lines around the text of a message's first failure; if no line has it, the last lines about errors.
+    """Return lines around the message's first failure; without it the last BEFORE lines about errors.
 
     If the text has several lines, its first one is searched for.
     """
@@ -206,7 +207,7 @@ def cause_lines(message: str, lines: Sequence[str], *, stalled: bool = False) ->
 
 
 def _position(texts: Sequence[str], lines: Sequence[str]) -> int | None:
-    """Return the index of the first line that has a text, else that ends with the first words of one; else None."""
+    """Return the index of the first line with one of the texts, else ending with its first words; None if none."""
     for text in texts:
         for at, line in enumerate(lines):
             if text in line:
@@ -219,13 +220,13 @@ def _position(texts: Sequence[str], lines: Sequence[str]) -> int | None:
 
 
 def _begins(text: str, line: str) -> bool:
-    """Tell if a line ends with the first words of a text, at least two."""
+    """Tell if a line ends with the first two or more words of a text."""
     end = line[max(0, line.find(text.partition(" ")[0])) :].strip()
     return " " in end and text.startswith(end)
 
 
 def _lines_of(who: str, written: Iterable[str]) -> list[list[str]]:
-    """Return the lines of each rank that torch marked, without the mark and those of the shell, and those without one.
+    """Return lists of lines by torch's rank marks, without marks and shell lines: the rank's own first.
 
     The rank's own come first, then those without a mark; if ``who`` is not a rank, those of the rank that wrote last.
     """
@@ -243,7 +244,7 @@ def _lines_of(who: str, written: Iterable[str]) -> list[list[str]]:
 
 
 def place(written: Iterable[str], who: str = "") -> str:
-    """Return file and line of the quoted exception's innermost frame of no library, as ``train.py:3``; else empty."""
+    """Return ``FILE:LINE`` of the quoted exception's innermost frame outside libraries; empty if there is none."""
     lines = _reason_lines(who, written)
     if any(map(FATAL.match, lines)) or _group(lines) or not _exception(lines):
         return ""
@@ -257,7 +258,7 @@ def place(written: Iterable[str], who: str = "") -> str:
 
 
 def _message_at(lines: list[str]) -> int | None:
-    """Return the index of the line with the message of the last exception, if its traceback is there; else None."""
+    """Return the index of the last exception's message, below its traceback; None without a traceback."""
     message = next((at + 1 for at in reversed(range(len(lines))) if TRACEBACK.match(lines[at])), None)
     while message is not None and message < len(lines) and lines[message][:1].isspace():
         message += 1
@@ -265,7 +266,7 @@ def _message_at(lines: list[str]) -> int | None:
 
 
 def _exception(lines: list[str]) -> str:
-    """Return the message of the last exception and what follows; empty if that is more than MOST_LINES."""
+    """Return the last exception's message, its lines joined; empty without a traceback, or if it is too long."""
     message = _message_at(lines)
     if message is None:
         return ""
@@ -279,7 +280,7 @@ def _exception(lines: list[str]) -> str:
 
 
 def _group(lines: list[str]) -> str:
-    """Return the messages of a group of exceptions at the end; empty if there is none."""
+    """Return the messages of an exception group that ends the lines, joined by ``; ``; empty if none does."""
     begins = next((at for at, line in enumerate(lines) if GROUP.match(line)), len(lines))
     if not lines or "-----" not in lines[-1]:
         return ""
@@ -288,7 +289,7 @@ def _group(lines: list[str]) -> str:
 
 
 def _block(lines: list[str]) -> str:
-    """Return the beginning of a text between two rules at the end, as Open MPI's tools print it; else empty."""
+    """Return up to three lines of a block between two rules at the end, as Open MPI prints; empty if none."""
     rules = [at for at, line in enumerate(lines) if len(line) > 20 and not line.strip("-=*")]
     if len(rules) < 2 or rules[-1] != len(lines) - 1:
         return ""

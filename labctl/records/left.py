@@ -13,7 +13,7 @@ UNREACHED: Mapping[str | None, str] = {"node-lost": "it lost a node", "stalled":
 
 
 def unfinished(lab: Path, active: Mapping[str, ActiveRun], among: Iterable[str]) -> dict[str, str]:
-    """Return the runs to end before another, with reasons: the last if it lost a node or stalled, orphaned ``among``.
+    """Map runs to end before another to reasons: the last if it lost a node or stalled, and orphans ``among``.
 
     Ask the backend for ``active`` after ``among`` are known: others may have been launched since.
     """
@@ -22,7 +22,7 @@ def unfinished(lab: Path, active: Mapping[str, ActiveRun], among: Iterable[str])
 
 
 def out_of_reach(lab: Path) -> dict[str, str]:
-    """Return the last judged run and why it may have left processes: it lost a node or stalled; else empty."""
+    """Map the last judged run to why it may have left processes (lost node, stall); empty if it did not."""
     for run_id in store.ids(lab):
         if result := store.read_result(lab, run_id):
             # The agent has ended the ranks of a stalled run that it could look at.

@@ -21,7 +21,7 @@ class Line(Struct, frozen=True, gc=False):
 
 
 def line_of(text: str, when: float) -> Line:
-    """Parse a line as printed: the mark of its rank and STREAM are taken out.
+    """Parse a printed line into a Line: rank and report by its mark if it has one, mark and STREAM taken out.
 
     rank_output.py puts the mark before each line, behind the prefixes of launchers. No rank can print one.
     """

@@ -45,16 +45,15 @@ class Manifest(Struct, frozen=True):
 
 
 def scan(root: Path, only: Collection[str] | None = None) -> Manifest:
-    """Return a directory's manifest without compiled Python, sockets, devices. ConfigError for a reserved name.
+    """Return a directory's manifest, no compiled Python or sockets. HostError if unreadable, ConfigError if reserved.
 
-    ``only``: the names at the top to include; None for all. HostError for an entry that cannot be read, ConfigError for
-    a name that is reserved on hosts.
+    ``only``: the names at the top to include; None for all.
     """
     return _read(root, lambda _, path: only is None or path.partition("/")[0] in only)
 
 
 def pick(root: Path, names: Iterable[str]) -> Manifest:
-    """Return the manifest of these files and links below a directory; missing ones are left out. Errors as ``scan``."""
+    """Return the manifest of these files and links below a directory, missing ones left out. Errors as ``scan``."""
     leaves = frozenset(names)
     parents = chain.from_iterable(PurePosixPath(name).parents for name in leaves)
     folders = frozenset(map(str, parents))
@@ -63,7 +62,7 @@ def pick(root: Path, names: Iterable[str]) -> Manifest:
 
 
 def _read(root: Path, keep: Keep) -> Manifest:
-    """Return the manifest of the entries to keep. HostError if unreadable, ConfigError for a reserved name."""
+    """Return the manifest of entries that ``keep`` accepts. HostError if unreadable, ConfigError if reserved."""
     root = root.resolve()
     try:
         entries = tuple(_scan(root, "", keep))
@@ -76,7 +75,7 @@ def _read(root: Path, keep: Keep) -> Manifest:
 
 
 def _scan(root: Path, folder: str, keep: Keep) -> Iterator[Entry]:
-    """Yield the entries to keep below a folder, by name, each folder before its entries. OSError if unreadable."""
+    """Yield entries that ``keep`` accepts below a folder, sorted, each folder first. OSError if unreadable."""
     with os.scandir(root / folder) as entries:
         items = sorted(entries, key=lambda item: item.name)
     for item in items:
@@ -96,7 +95,7 @@ def _scan(root: Path, folder: str, keep: Keep) -> Iterator[Entry]:
 
 
 def _file(path: str, place: str) -> Entry:
-    """Return the entry of the file at ``place``."""
+    """Return a file's entry with mode, size and SHA-256."""
     digest = hashlib.sha256()
     size = 0
     with open(place, "rb", buffering=0) as stream:  # noqa: PTH123 - ten thousand times, and scandir gives no Path
@@ -108,7 +107,7 @@ def _file(path: str, place: str) -> Entry:
 
 
 def scan_nodes(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict[str, Manifest]:
-    """Return the manifests to push to a host for these nodes, by path below the lab's directory on both sides.
+    """Map a node's folder to its manifest for a host, without the launcher's, which only ``launcher`` adds.
 
     The first node's directory holds the launcher's files and its private key; only the ``launcher``'s host gets them.
     Each is pushed by itself so that the running launcher sees new files: a mount of something below a pushed directory
@@ -126,13 +125,13 @@ def scan_nodes(directory: Path, nodes: Sequence[str], *, launcher: bool) -> dict
 
 
 def parse(records: Iterator[bytes]) -> tuple[frozenset[str], frozenset[Entry]]:
-    """Parse a host's description of a directory: names that lead to its current version, and the entries of that.
+    """Parse a host's listing: names of its current version, and its entries; either is empty if there is none.
 
     No names if the directory does not exist; no entries if they cannot be read, as while they are being changed.
     """
 
     def paths() -> list[str]:
-        """Return the names up to the next empty record."""
+        """Return the paths up to the next empty record, without ``.current/``."""
         names = iter(lambda: next(records, b""), b"")
         return [os.fsdecode(name).removeprefix(".current/") for name in names]
 
@@ -156,4 +155,5 @@ def parse(records: Iterator[bytes]) -> tuple[frozenset[str], frozenset[Entry]]:
 
 
 def _mode(text: bytes) -> int:
+    """Return the permission bits in a hexadecimal mode."""
     return int(text, 16) & 0o7777

@@ -52,7 +52,7 @@ class _Stream:
         self._source = source
 
     def read(self, size: int) -> bytes:
-        """Read at most ``size`` bytes. ReadError beyond the limit."""
+        """Read at most ``size`` bytes. ReadError once a header's limit is used up."""
         data = self._source.read(size)
         if self.left is not None:
             self.left -= len(data)
@@ -75,7 +75,7 @@ class Merge(Struct, dict=True):
     found: PullResult = field(default_factory=PullResult)
 
     def __post_init__(self) -> None:
-        """Resolve the directory, and index the pushed files by path."""
+        """Resolve the directory, and map pushed files to size and digest."""
         # Links are judged by their final target.
         self.into = self.into.resolve()
         entries = self.pushed.entries if self.pushed else ()
@@ -84,7 +84,7 @@ class Merge(Struct, dict=True):
         self._waiting: list[Callable[[], object]] = []
 
     def unpack(self, source: IO[bytes]) -> str:
-        """Unpack a stream, or the part before it breaks off; return the error, or an empty text.
+        """Unpack a tar stream, as far as it goes, into the directory; return why it broke off, or empty.
 
         Files wait in a directory of their own until ``turn`` returns. OSError if a file cannot be written here.
         """
@@ -113,7 +113,7 @@ class Merge(Struct, dict=True):
         return ""
 
     def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo, apart: str) -> None:
-        """Take a member of the archive: write a file apart, queue a folder or link, refuse all else."""
+        """Write a file apart, queue a folder or link, or note the member as refused."""
         path = _inside(member.name)
         if path is None:
             self.found.refused.append(member.name)
@@ -130,14 +130,15 @@ class Merge(Struct, dict=True):
             self.found.refused.append(path)
 
     def _place_of(self, path: str) -> str:
-        """Return the place for a file of the host; reserved names go aside."""
+        """Return a path, or below ``hosts/HOST/`` if its first part is reserved."""
         return self._aside(path) if path.partition("/")[0] in self.reserved else path
 
     def _aside(self, path: str) -> str:
+        """Return a path below the host's folder aside."""
         return f"{ASIDE}/{self.host}/{path}"
 
     def _folder(self, path: str) -> bool:
-        """Create a directory and its parents; return False if another entry has the name of one."""
+        """Create a directory and its parents in the target; return False if another kind of entry is in the way."""
         folder = self.into
         for part in PurePosixPath(path).parts:
             folder /= part
@@ -149,7 +150,7 @@ class Merge(Struct, dict=True):
         return True
 
     def _file(self, path: str, source: IO[bytes], member: tarfile.TarInfo, apart: str) -> None:
-        """Write a file apart; queue it unless it is as pushed. TarError if it breaks off: only a log is queued then."""
+        """Write a file apart; queue it unless it is as pushed. TarError if it breaks off; only a log is kept then."""
         digest, size, broken = hashlib.sha256(), 0, None
         handle, name = tempfile.mkstemp(dir=apart)
         new = Path(name)
@@ -170,7 +171,7 @@ class Merge(Struct, dict=True):
             raise broken
 
     def _place(self, new: Path, path: str, size: int) -> None:
-        """Move a file to its place, else aside under the first free name; refuse it if no folder can be made."""
+        """Move a file to its place, else aside under a free name; refuse it if no folder can be made there."""
         place, aside = self._place_of(path), self._aside(path)
         if place != aside and self._folder(posixpath.dirname(place)) and self._put(new, path, place, size):
             return
@@ -181,7 +182,7 @@ class Merge(Struct, dict=True):
         self.found.aside.append(next(name for name in names if self._put(new, path, name, size)))
 
     def _put(self, new: Path, path: str, place: str, size: int) -> bool:
-        """Link a file at a place; of two parts of a log the longer stays. Return False if another file has it."""
+        """Link a file at a place, or keep the longer of two parts of a log; return False if another file has it."""
         final = self.into / place
         try:
             os.link(new, final)
@@ -198,7 +199,7 @@ class Merge(Struct, dict=True):
         return True
 
     def _link(self, path: str, target: str) -> None:
-        """Create a link, aside if its place is taken; refuse it if that is taken, too, or if it would lead out."""
+        """Create a link at its place, else aside; refuse it if both are taken or it would lead out."""
         for place in (self._place_of(path), self._aside(path)):
             link = self.into / place
             if not Path(os.path.realpath(link.parent / target)).is_relative_to(self.into):
@@ -212,12 +213,12 @@ class Merge(Struct, dict=True):
 
 
 def _inside(name: str) -> str | None:
-    """Return a name in a stream as a path below the directory; None if it would lead out."""
+    """Return a stream's name as a path below the directory; None if it leads out or has a NUL."""
     return str(PurePosixPath(name)) if is_below(name) and "\0" not in name else None
 
 
 def _begin_alike(path: Path, other: Path) -> bool:
-    """Tell if two files have the same content, up to the length of the shorter."""
+    """Tell if two files have the same bytes, up to the length of the shorter one."""
     with path.open("rb") as first, other.open("rb") as second:
         while (piece := first.read(PIECE)) and (against := second.read(PIECE)):
             length = min(len(piece), len(against))

@@ -34,7 +34,7 @@ class Sampler:
     """Parser of metrics in output lines; it keeps values and steps, not lines."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
-        """Compile the patterns of the metrics."""
+        """Compile the patterns of the metrics; start without values and steps."""
         self._patterns = {metric.name: re.compile(metric.pattern) for metric in metrics}
         self._steps: dict[int | None, int] = {}
         self.step: places.Count | None = None
@@ -43,7 +43,7 @@ class Sampler:
         """All numbers of each metric, in order."""
 
     def read(self, line: str, rank: int | None = None, seconds: float | None = None) -> list[Sample]:
-        """Return the samples of a line, the first of each metric, and keep values and step.
+        """Return a line's samples, the first of each metric, and keep their values and the line's step.
 
         Patterns match anywhere in a line, also after a ``worker-1: `` prefix; text that float() rejects is skipped.
         """
@@ -60,21 +60,21 @@ class Sampler:
         return samples
 
     def sample(self, name: str, number: float, rank: int | None, seconds: float | None) -> Sample:
-        """Return the sample of a metric at the last step that its rank named."""
+        """Return a metric's sample at the last step that its rank named; value None with a note for nan."""
         value, note = finite(number)
         at = None if seconds is None else round(seconds, 3)
         return Sample(metric=name, step=self._steps.get(rank), seconds=at, value=value, note=note)
 
 
 def searched(text: str) -> str:
-    """Return the part of a line to search: its beginning; of a progress bar that is redrawn, its end."""
+    """Return the part of a long line to search: its beginning, or its end if it is a redrawn progress bar."""
     if len(text) <= LONGEST_LINE:
         return text
     return text[-LONGEST_LINE:] if "\r" in text else text[:LONGEST_LINE]
 
 
 def line_of(metric: Metric, value: object, lines: Iterable[str]) -> list[str]:
-    """Return the last line in which a metric has a value, else its last line; none if no line has it."""
+    """Return the last line, in a list, with this value of a metric, else its last line at all; [] if it has none."""
     pattern = re.compile(metric.pattern)
     last: list[str] = []
     with_value: list[str] = []
@@ -88,12 +88,12 @@ def line_of(metric: Metric, value: object, lines: Iterable[str]) -> list[str]:
 
 
 def finite(number: float) -> tuple[float | None, str]:
-    """Return a number and an empty note; for nan and infinity, which JSON does not have, None and their name."""
+    """Return (number, ""), or (None, name) for nan and infinity, which JSON does not have."""
     return (number, "") if math.isfinite(number) else (None, str(number))
 
 
 def read_notes(notes: Pairs, lines: list[str]) -> dict[str, str]:
-    """Return the text that each pattern matches first, by name; patterns without a match are left out."""
+    """Map each note's name to the first text that its pattern matches; leave out notes without one."""
     texts = {}
     for name, pattern in notes:
         match = next(filter(None, (re.search(pattern, line) for line in lines)), None)
@@ -103,7 +103,7 @@ def read_notes(notes: Pairs, lines: list[str]) -> dict[str, str]:
 
 
 def reduce_values(metrics: Iterable[Metric], values: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """Reduce metrics without ``skip`` values to ``{"value", "unit"}`` or ``{"first", "last"}``; omit those with none.
+    """Map metrics to ``{value, unit}`` or ``{first, last}`` of values after ``skip``; omit metrics without any.
 
     nan and infinity, which JSON does not have, are None with a ``note``.
     """
@@ -111,7 +111,7 @@ def reduce_values(metrics: Iterable[Metric], values: Mapping[str, Sequence[float
 
 
 def _reduce(metric: Metric, values: Sequence[float]) -> dict[str, Any]:
-    """Return the reduced numbers of a metric with its unit, and a note for nan or infinity."""
+    """Return a metric's reduced value, or first and last, with unit, and a note if one is nan or infinity."""
     if metric.reduce == "first-last":
         numbers = {"first": values[0], "last": values[-1]}
         unit = {"unit": metric.unit} if metric.unit else {}
@@ -124,7 +124,7 @@ def _reduce(metric: Metric, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _reduced(reduce: Reduce, values: Sequence[float]) -> float:
-    """Reduce values to one number, which except for ``first`` and ``last`` is nan if any of them is."""
+    """Reduce values to one number, which is nan if any value is, except for ``first`` and ``last``."""
     if reduce in ("first", "last"):
         return values[0 if reduce == "first" else -1]
     # With nan, min, max and sorting depend on the order.

@@ -34,7 +34,7 @@ class Move(Struct):
 
 
 def move(written: Path, record: Path) -> Move:
-    """Move a run's files and folders into its record, and remove emptied directories; return what stayed or went aside.
+    """Move a run's files into its record, remove emptied folders; return what stayed, went aside, and the count.
 
     Files with names that are reserved for labctl go to ``hosts/local/``. Files that the record has with other content
     stay, as do links that lead out, pipes, sockets, and files beyond the limits. Processes may change ``written``
@@ -55,7 +55,7 @@ def move(written: Path, record: Path) -> Move:
 
 
 def _folder(result: Move, source: int, into: int, above: str, deep: int) -> None:
-    """Move the entries of a folder, given descriptors; ``above`` is its path in the record, ``deep`` the depth left."""
+    """Move the entries of a folder, by descriptors, to the record; note what stays; ``deep`` folders more at most."""
     with os.scandir(source) as entries:
         names = [entry.name for entry in islice(entries, MOST_FILES - result.count + 1)]
     for name in names:
@@ -80,7 +80,7 @@ def _folder(result: Move, source: int, into: int, above: str, deep: int) -> None
 
 
 def _entry(result: Move, name: str, source: int, into: int, path: str, deep: int) -> None:
-    """Move a file, link or folder; ``path`` is its place in the record. OSError if a folder cannot be moved."""
+    """Move a file, link or folder, and note it in ``result`` if it stays. OSError if a folder cannot be moved."""
     if not stat.S_ISDIR(os.lstat(name, dir_fd=source).st_mode):
         if not _file(name, path, source, into):
             result.stayed.append(path)
@@ -94,7 +94,7 @@ def _entry(result: Move, name: str, source: int, into: int, path: str, deep: int
 
 @contextmanager
 def _made(name: str, into: int) -> Iterator[int]:
-    """Yield a descriptor of a folder, which is created if missing. OSError if the name is not a folder."""
+    """Yield a descriptor of a folder, created with mode 700 if missing. OSError if the name is no folder."""
     with suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=into)
     with files.opened(name, into) as folder:
@@ -102,7 +102,7 @@ def _made(name: str, into: int) -> Iterator[int]:
 
 
 def _file(name: str, path: str, source: int, into: int) -> bool:
-    """Move a file or harmless link, or remove it if the record has the same already; return False if it has to stay."""
+    """Move a file or safe link, or remove it if the record has the same; return False if it has to stay."""
     if not _fits(name, source, path):
         return False
     if _exists(name, into):
@@ -128,7 +128,7 @@ def _file(name: str, path: str, source: int, into: int) -> bool:
 
 
 def _restrict(name: str, folder: int) -> None:
-    """Remove the permissions of a file that MODE does not have. OSError for a file of another user."""
+    """Remove a regular file's permission bits beyond MODE. OSError if it belongs to another user."""
     mode = os.lstat(name, dir_fd=folder).st_mode
     if stat.S_ISREG(mode) and stat.S_IMODE(mode) & ~MODE:
         # Follows links, but no container can put one here.
@@ -136,7 +136,7 @@ def _restrict(name: str, folder: int) -> None:
 
 
 def _fits(name: str, folder: int, path: str) -> bool:
-    """Tell if a name is a regular file, or a link that does not lead out."""
+    """Tell if a name is a regular file, or a link that does not lead out of the record."""
     mode = os.lstat(name, dir_fd=folder).st_mode
     if stat.S_ISLNK(mode):
         return not files.leads_out(path, os.readlink(name, dir_fd=folder))
@@ -144,7 +144,7 @@ def _fits(name: str, folder: int, path: str) -> bool:
 
 
 def _exists(name: str, folder: int) -> bool:
-    """Tell if a name exists in a folder, also as broken link."""
+    """Tell if a name exists in a folder, even as a broken link."""
     try:
         os.lstat(name, dir_fd=folder)
     except FileNotFoundError:
@@ -153,7 +153,7 @@ def _exists(name: str, folder: int) -> bool:
 
 
 def _content(name: str, folder: int) -> bytes | None:
-    """Return the content of a small file, or the target of a link; None for a large file."""
+    """Return a file's bytes, or a link's target; None for a file larger than SAME."""
     if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
         return os.fsencode(os.readlink(name, dir_fd=folder))
     with files.open_regular(name, folder) as stream:

@@ -14,23 +14,23 @@ Count = tuple[int, int | None]
 
 @lru_cache
 def pattern() -> re.Pattern[str]:
-    """Return the pattern of three groups: ``epoch``, ``iter``, ``iteration`` or ``step``; its number; the total."""
+    """Return the compiled pattern of step.regex: kind (epoch, iter, step), its number, and the total if any."""
     return re.compile(files.path("docker", "step.regex").read_text(encoding="utf-8"))
 
 
 def step(lowered: str) -> Count | None:
-    """Return the first step that a line, in lower case, names in a whole number; None without one."""
+    """Return (number, total or None) of the first step in a lower-case line; None without a whole number."""
     # Most lines have neither word: to search them all would double the time per line.
     return _count(lowered, epochs=False) if "step" in lowered or "iter" in lowered else None
 
 
 def epoch(lowered: str) -> Count | None:
-    """Return the first epoch that a line, in lower case, names in a whole number; None without one."""
+    """Return (number, total or None) of the first epoch in a lower-case line; None without a whole number."""
     return _count(lowered, epochs=True) if "epoch" in lowered else None
 
 
 def last(lines: Iterable[str]) -> str:
-    """Return the last step or epoch that lines name, such as ``step 12/100``; empty if they name none."""
+    """Return the last step or epoch in lines, such as ``step 12/100``; empty if there is none."""
     places = pattern().findall("\n".join(lines))
     if not places:
         return ""
@@ -39,7 +39,7 @@ def last(lines: Iterable[str]) -> str:
 
 
 def _count(lowered: str, *, epochs: bool) -> Count | None:
-    """Return the first epoch, or first other count, that a line names in a whole number; None without one."""
+    """Return (number, total or None) of the first epoch, or of the first other count, in a line; None if none."""
     for match in pattern().finditer(lowered):
         kind, number, of = match.groups()
         if (kind == "epoch") == epochs and "." not in number:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
 
-from labctl.model import Metric, Progress, Workload
+from labctl.model import Metric, Pace, Progress, Workload
 from labctl.records import places
 from labctl.records.finder import Finder, finder_of
 from labctl.records.lines import Line
@@ -28,7 +28,7 @@ class Tracker:
     """
 
     def __init__(self, metrics: Sequence[Metric], finder: Finder | None = None) -> None:
-        """Start without progress; ``finder`` finds metrics beside the declared."""
+        """Start without progress; ``finder`` finds metrics that are not declared."""
         self._units = {metric.name: metric.unit for metric in metrics}
         self._sampler = Sampler(metrics)
         self._finder = finder
@@ -40,21 +40,28 @@ class Tracker:
         self._steps: int | None = None
         self._at = 0.0
         self._intervals: deque[float] = deque(maxlen=RECENT)
+        self._first_step: float | None = None
+        """Seconds from the first line to the first step."""
+        self._longest = 0.0
+
+    @property
+    def pace(self) -> Pace | None:
+        """Return the seconds of the run's first step and of its longest; None without a step."""
+        if self._first_step is None:
+            return None
+        return Pace(first_step=round(self._first_step, 3), longest_step=round(self._longest, 3))
 
     @property
     def values(self) -> Mapping[str, Sequence[float]]:
-        """Return the values of each declared metric, in order."""
+        """Map each declared metric to its values, in order."""
         return self._sampler.values
 
     def found(self, hide: Callable[[str], str] = str) -> dict[str, dict[str, Any]]:
-        """Return the metrics that were found beside the declared, reduced, each with its format and a line.
-
-        ``hide`` redacts secrets in a line.
-        """
+        """Return undeclared metrics reduced, with format and a line, redacted by ``hide``; {} without a finder."""
         return self._finder.reduced(hide) if self._finder else {}
 
     def read(self, lines: Iterable[Line]) -> list[Sample]:
-        """Count progress from lines; return their samples, with seconds since the first line."""
+        """Count steps and metrics in lines; return the samples, with seconds since the first line."""
         samples: list[Sample] = []
         for line in lines:
             if self._began is None:
@@ -75,7 +82,7 @@ class Tracker:
         return samples
 
     def _count(self, source: int, step: int, steps: int | None, when: float) -> None:
-        """Count a step of one of SOURCES; begin again with a better one, or with the next bar after a full one."""
+        """Record a step of a source unless a better source counts; begin again for another bar or epoch."""
         another = source == self._source == 1 and self._steps not in (None, steps)
         if another and self._step < (self._steps or 0):
             # Another bar while the first is not at its end, as of an evaluation.
@@ -85,7 +92,10 @@ class Tracker:
             self._intervals.clear()
             self._first = self._step = step
             self._at = when
+            if self._first_step is None:
+                self._first_step = when - (self._began or when)
         elif step > self._step:
+            self._longest = max(self._longest, when - self._at)
             self._intervals.append((when - self._at) / (step - self._step))
             self._step, self._at = step, when
         elif step <= self._first < self._step:
@@ -96,7 +106,7 @@ class Tracker:
         self._steps = steps or self._steps
 
     def progress(self) -> Progress:
-        """Return the progress so far; safe to call from other threads."""
+        """Return step, steps, last metrics, seconds per step and seconds left so far; safe in any thread."""
         intervals = list(self._intervals)
         each = median(intervals) if intervals else None
         seen = self._source < len(SOURCES)
@@ -112,7 +122,7 @@ class Tracker:
         )
 
     def _last_values(self) -> Iterable[tuple[str, dict[str, object]]]:
-        """Yield the last value of each metric."""
+        """Yield each metric's last value with unit, as a mapping; found ones with their format."""
         for name, values in self.values.items():
             if values:
                 value, note = finite(values[-1])
@@ -125,12 +135,12 @@ class Tracker:
 
 
 def tracker_of(workload: Workload) -> Tracker:
-    """Return a tracker of a run of a workload: of its declared metrics, and of those to find in its output."""
+    """Return a tracker for a workload's declared metrics, and for those to find in its output."""
     return Tracker(workload.metrics, finder_of(workload))
 
 
 def last_bar(text: str) -> tuple[int, int] | None:
-    """Return step and number of steps of the last bar in a line, in which it is redrawn; None without one."""
+    """Return (step, steps) of the last bar in a line; None if it has none."""
     bars = BAR.findall(text)
     return (int(bars[-1][0]), int(bars[-1][1])) if bars else None
 

@@ -40,13 +40,13 @@ class NodeSamples(Struct, frozen=True, kw_only=True):
 
 
 def look(job: Job, node: str) -> tuple[str, ...]:
-    """Return the command that prints the header and the last RECENT rows of a node's samples."""
+    """Return a shell command that prints the header and last RECENT rows of a node's samples file."""
     script = f'head -n 1 "$1"; tail -n +2 "$1" | tail -n {RECENT}'
     return ("sh", "-c", script, "sh", f"{job.directory}/samples/{node}.csv")
 
 
 def parse(node: str, text: str) -> NodeSamples:
-    """Parse the header and the last row of a table; empty without a whole row."""
+    """Return the last whole row of a node's samples as readings, per device where it is of one; empty if none."""
     head, rows = _table(text)
     if not rows:
         return NodeSamples(node=node)
@@ -61,7 +61,7 @@ def parse(node: str, text: str) -> NodeSamples:
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """Return the values of IN_COLLECTIVES in a table; rows without one are left out."""
+    """Return the numbers in the IN_COLLECTIVES column; () if the table does not have it."""
     head, rows = _table(text)
     if IN_COLLECTIVES not in head:
         return ()
@@ -70,7 +70,7 @@ def shares(text: str) -> tuple[float, ...]:
 
 
 def _table(text: str) -> tuple[list[str], list[list[str]]]:
-    """Split a table into its header and its whole rows; both are empty if it is no table of samples."""
+    """Return a table's header and the rows of its length; ([], []) if it is no table of samples."""
     head, *rows = [*csv.reader(text.splitlines())] or [[]]
     if head[:1] != ["seconds (s)"]:
         return [], []
@@ -78,7 +78,7 @@ def _table(text: str) -> tuple[list[str], list[list[str]]]:
 
 
 def _number(cell: str) -> float | None:
-    """Parse a finite number; None for other text."""
+    """Return a cell's finite number; None for anything else."""
     try:
         return finite(float(cell))[0]
     except ValueError:

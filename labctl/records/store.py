@@ -26,7 +26,22 @@ from msgspec.structs import replace
 from labctl import naming
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
-from labctl.model import Cause, Copy, File, Hang, Job, Lab, Metric, Progress, Project, Rank, Result, Secret, Workload
+from labctl.model import (
+    Cause,
+    Copy,
+    File,
+    Hang,
+    Job,
+    Lab,
+    Metric,
+    Pace,
+    Progress,
+    Project,
+    Rank,
+    Result,
+    Secret,
+    Workload,
+)
 from labctl.records import outlook
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
@@ -40,7 +55,7 @@ from labctl.system.decode import convert
 def record(
     lab: Lab, settings: Settings, job: Job, versions: dict[str, Any], *, preview: bool = False
 ) -> tuple[File, ...]:
-    """Return job.json, settings.json and versions.json of a run's record; a ``preview`` has no digests of code."""
+    """Return job.json, settings.json and versions.json of a run, unwritten; code has no digests if ``preview``."""
     nodes = [{"name": node.name, "slots": node.slots} for node in job.nodes]
     copies = () if preview else tuple((copy.path, copy.root / copy.name) for copy in job.code)
     described = {
@@ -72,13 +87,13 @@ def record(
 
 
 def shared_code(lab: Path) -> Iterator[tuple[str, Path]]:
-    """Return name and path of each file that the workloads' scripts share, which ranks import from the lab itself."""
+    """Yield name and path of each file in the folder that the workloads' scripts share."""
     folder = lab / SHARED
     return ((f"{SHARED}/{name}", folder / name) for name in files.walk(folder))
 
 
 def digests(paths: Iterable[tuple[str, Path]]) -> dict[str, str]:
-    """Return the SHA-256 of each file's content or link's target, by the name given; missing ones are left out."""
+    """Map names to the SHA-256 of files, or of links' targets; unreadable and missing ones are left out."""
     sums = {}
     for name, path in paths:
         with suppress(OSError):
@@ -98,7 +113,7 @@ def sha256(content: bytes) -> str:
 
 
 def versions(lab: Lab, engine: Mapping[str, str], image_id: str | None) -> dict[str, Any]:
-    """Return the versions of labctl, Python and image, and those that the first node's engine reports (``engine``)."""
+    """Return the versions of labctl, Python, engine and image, as versions.json records them."""
     import platform
     from importlib import metadata
 
@@ -112,11 +127,12 @@ def versions(lab: Lab, engine: Mapping[str, str], image_id: str | None) -> dict[
 
 
 def plan_file(text: str) -> File:
-    """Return the file of a run's record that holds the text of its plan."""
+    """Return plan.txt with this text."""
     return File(path="plan.txt", content=text)
 
 
 def _json(path: str, content: object) -> File:
+    """Return a file with the content as indented JSON."""
     return File(path=path, content=json.dumps(content, indent=2) + "\n")
 
 
@@ -168,23 +184,24 @@ class DiskFull(RecordError):
 
 
 def new_id(workload: str, now: datetime) -> str:
-    """Return a new run id, which sorts by time: ``20260102-150405-opt-tiny-3fa2c1``."""
+    """Return a new run id with time, workload and a random end, ``20260102-150405-opt-tiny-3fa2c1``."""
     return f"{now:%Y%m%d-%H%M%S}-{workload.replace('/', '-')}-{secrets.token_hex(3)}"
 
 
 def directory(lab: Path, run_id: str) -> Path:
+    """Return the path of a run's record."""
     return lab / "runs" / run_id
 
 
 def outputs(lab: Path, run_id: str) -> Path:
-    """Return the directory of a run's results until it ends, the only one in ``runs/`` that containers can write."""
+    """Return the directory that a run's containers write to until it ends."""
     return lab / naming.OUTPUTS / run_id
 
 
 def create(
     lab: Lab, run_id: str, job: tuple[File, ...], record: Iterable[File] = (), code: tuple[Copy, ...] = ()
 ) -> Path:
-    """Create the record and the outputs directory of a new run, with their files; return the record's path."""
+    """Create a new run's record and outputs with their files and copied code; return the record's path."""
     path = directory(lab.directory, run_id)
     files.create_all(path, (*job, *record, File(path=MARK, content="")))
     files.create_all(outputs(lab.directory, run_id), job, folders=("ranks", "work"), copies=code)
@@ -198,7 +215,7 @@ class RunLog:
     """
 
     def __init__(self, path: Path, lab: Lab, workload: Workload, *, over: bool = False) -> None:
-        """Create the record's files; with ``over`` replace those of an earlier labctl. HostError if that fails."""
+        """Create output, times and metrics files of the record, or replace them if ``over``. HostError on failure."""
         with files.writing(path / OUTPUT), files.opened(path) as folder:
             if over:
                 for name in (OUTPUT, TIMES, METRICS):
@@ -218,19 +235,24 @@ class RunLog:
 
     @property
     def values(self) -> Mapping[str, Sequence[float]]:
-        """Return the numbers of each declared metric, in order."""
+        """Map each declared metric to its numbers, in order."""
         return self._tracker.values
 
     def found(self) -> dict[str, dict[str, Any]]:
-        """Return the metrics that were found beside the declared, reduced, each with its format and a redacted line."""
+        """Return the undeclared metrics that were found, reduced, each with its format and a redacted line."""
         return self._tracker.found(lambda text: redact(text, self._hidden))
 
     def progress(self) -> Progress:
         """Return the progress of the run so far."""
         return self._tracker.progress()
 
+    @property
+    def pace(self) -> Pace | None:
+        """Return the seconds of the run's first step and of its longest; None without a step."""
+        return self._tracker.pace
+
     def keep(self, lines: Sequence[Line]) -> Sequence[Line]:
-        """Write lines, their times and samples; return the lines redacted. RecordError if that fails."""
+        """Write lines redacted, with times and samples; return them redacted. RecordError if that fails."""
         shown = redact_lines(lines, self._hidden)
         try:
             self._read(lines)
@@ -246,7 +268,7 @@ class RunLog:
         return shown
 
     def _unwritten(self, error: OSError) -> RecordError:
-        """Return the error of output that cannot be written: DiskFull, with the space that is left, if that is why."""
+        """Return the error, not raised, of output that cannot be written: DiskFull with room left, or RecordError."""
         path = self._path / OUTPUT
         message, hint = f"cannot write {path}: {error.strerror}", f"df -h {path.parent}"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -256,10 +278,10 @@ class RunLog:
         return DiskFull(f"{message}; {human.memory(room.free)} free at {room.filesystem}", hint=hint)
 
     def keep_and_show(self, on_lines: Callable[[Iterable[str]], object]) -> Callable[[Sequence[Line]], Sequence[Line]]:
-        """Return ``keep``, extended to pass the text of the redacted lines to ``on_lines``."""
+        """Return a ``keep`` that also passes the texts of redacted lines to ``on_lines``."""
 
         def keep(lines: Sequence[Line]) -> Sequence[Line]:
-            """Write lines, pass them on, and return them redacted."""
+            """Write lines, pass their redacted text to ``on_lines`` if any, and return them."""
             kept = self.keep(lines)
             if kept:
                 on_lines([line.text for line in kept])
@@ -268,7 +290,7 @@ class RunLog:
         return keep
 
     def _read(self, lines: Sequence[Line]) -> None:
-        """Write the samples of lines, and keep the lines that name ranks or match a note first."""
+        """Write the samples of lines, and keep in ``lines`` those that name ranks or match a note."""
         samples = self._tracker.read(lines)
         self._series.write(b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples))
         for line in lines:
@@ -282,7 +304,7 @@ class RunLog:
                 self._notes = [note for note in self._notes if note not in matched]
 
     def _names_ranks(self, line: Line, text: str) -> bool:
-        """Tell if a line reports that a rank started, or is DeepSpeed's list of the ranks that it starts."""
+        """Tell if a line reports that a rank started, or is DeepSpeed's list of started ranks."""
         if "rank" not in text:
             return False
         if RANK_REPORTED.match(line.said) if line.report else self._starts_itself and RANK_REPORTED.search(text):
@@ -306,7 +328,7 @@ class RunLog:
 
 
 def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
-    """Redact secrets in the logs that ranks and scripts wrote themselves. HostError if one cannot be written.
+    """Redact secrets in logs that ranks wrote, in files without another hard link. HostError if it fails.
 
     A workload may create anything with such a name: only files without another hard link are changed.
     """
@@ -319,7 +341,7 @@ def redact_ranks(path: Path, hidden: tuple[Secret, ...]) -> None:
 
 
 def _matching(path: Path, folder: int, pattern: list[str]) -> Iterator[tuple[Path, int]]:
-    """Yield the paths below a directory that match, without following links, with a descriptor of their folder."""
+    """Yield path and folder descriptor of entries that match a pattern of parts, without following links."""
     for name in fnmatch.filter(os.listdir(folder), pattern[0]):
         if len(pattern) == 1:
             yield path / name, folder
@@ -329,7 +351,7 @@ def _matching(path: Path, folder: int, pattern: list[str]) -> Iterator[tuple[Pat
 
 
 def _redact_log(path: Path, parent: int, hidden: tuple[Secret, ...]) -> None:
-    """Redact a log if it has a secret and is a regular file without another hard link."""
+    """Redact a log if it holds a secret and is a regular file with one link. HostError if it cannot be written."""
     try:
         log = files.open_regular(path.name, parent)
     except OSError:
@@ -342,7 +364,7 @@ def _redact_log(path: Path, parent: int, hidden: tuple[Secret, ...]) -> None:
 
 
 def _pieces(log: BinaryIO) -> Iterator[bytes]:
-    """Yield the content of a file, without its holes, which may be larger than any disk."""
+    """Yield a file's content in pieces, without its holes."""
     handle, place, size = log.fileno(), 0, os.fstat(log.fileno()).st_size
     while place < size:
         try:
@@ -361,7 +383,7 @@ def _pieces(log: BinaryIO) -> Iterator[bytes]:
 
 
 def _redacted(pieces: Iterable[bytes], hidden: tuple[Secret, ...]) -> Iterator[bytes]:
-    """Yield the bytes with secrets redacted, also those that begin in one piece and end in the next."""
+    """Yield pieces with secrets replaced, even those that span two pieces."""
     values = sorted((value.reveal().encode("utf-8", "surrogateescape") for value in hidden), key=len, reverse=True)
     pattern, mark = re.compile(b"|".join(map(re.escape, values))), REDACTED.encode()
     rest = b""
@@ -380,14 +402,14 @@ def _redacted(pieces: Iterable[bytes], hidden: tuple[Secret, ...]) -> Iterator[b
 
 
 def redact(text: str, hidden: tuple[Secret, ...]) -> str:
-    """Return a text with secrets redacted."""
+    """Return a text with each secret replaced by REDACTED."""
     for value in hidden:
         text = text.replace(value.reveal(), REDACTED)
     return text
 
 
 def redact_lines(lines: Sequence[Line], hidden: tuple[Secret, ...]) -> Sequence[Line]:
-    """Return lines with secrets redacted in their text and in the output of their rank."""
+    """Return lines with secrets replaced in text and output; the same lines if there are none."""
     text = "\n".join(line.text for line in lines) if hidden else ""
     # Most lines have no secret.
     if not any(value.reveal() in text for value in hidden):
@@ -396,7 +418,7 @@ def redact_lines(lines: Sequence[Line], hidden: tuple[Secret, ...]) -> Sequence[
 
 
 def _redact_texts(value: Any, hidden: tuple[Secret, ...]) -> Any:
-    """Return a value of JSON with secrets redacted in its texts."""
+    """Return a JSON value with secrets replaced in its texts."""
     if isinstance(value, str):
         return redact(value, hidden)
     if isinstance(value, dict):
@@ -405,7 +427,7 @@ def _redact_texts(value: Any, hidden: tuple[Secret, ...]) -> Any:
 
 
 def finish(lab: Lab, result: Result) -> Result:
-    """Write ``result.json``, the last file of a run, as ``final_result``; return its content. HostError if it fails."""
+    """Write result.json, redacted, and return the result as written. HostError if that fails."""
     result = final_result(lab, result)
     text = json.dumps({"schema": SCHEMA, **msgspec.to_builtins(result)}, indent=2, allow_nan=False) + "\n"
     path = directory(lab.directory, result.run_id)
@@ -415,17 +437,14 @@ def finish(lab: Lab, result: Result) -> Result:
 
 
 def final_result(lab: Lab, result: Result) -> Result:
-    """Return a result with the lab's secrets redacted and ``seconds`` rounded to milliseconds."""
+    """Return a result with secrets redacted and seconds rounded to milliseconds."""
     content = msgspec.to_builtins(result)
     texts = {key: _redact_texts(content[key], lab.hidden) for key in REDACTED_KEYS}
     return convert({**content, **texts, "seconds": round(result.seconds, 3)}, Result)
 
 
 def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[float | None, str]]:
-    """Yield time and text of each recorded line of a run, or of one of its ranks. ConfigError for a rank without a log.
-
-    The time is in seconds since 1970; None if not recorded. It is raised for a rank without a log.
-    """
+    """Yield time (or None) and text of each line of a run, or of one rank. ConfigError for a rank without a log."""
     path = directory(lab, run_id)
     logs = [path / OUTPUT]
     if rank is not None:
@@ -443,7 +462,7 @@ def output(lab: Path, run_id: str, rank: int | None = None) -> Iterator[tuple[fl
 
 
 def _rank_logs(places: Iterable[Path], rank: int) -> list[Path]:
-    """Return the logs of a rank below several directories."""
+    """Return a rank's log files in several directories, those of other hosts included, sorted."""
     # An elastic launcher's rank has its node in the name; a log whose name is taken by another host's lies in hosts/.
     name = f"rank-{rank}[.@]*log"
     logs: list[Path] = []
@@ -453,7 +472,7 @@ def _rank_logs(places: Iterable[Path], rank: int) -> list[Path]:
 
 
 def last_lines(path: Path, size: int) -> list[str]:
-    """Return the whole lines in the last ``size`` bytes of a file of a record; none if it is not a file."""
+    """Return the whole lines in a file's last ``size`` bytes; none if it is not a file."""
     try:
         with files.open_regular(path) as stream:
             begin = max(0, stream.seek(0, 2) - size)
@@ -465,7 +484,7 @@ def last_lines(path: Path, size: int) -> list[str]:
 
 
 def _times(path: Path, rank: int | None) -> Iterator[float | None]:
-    """Yield the recorded times of the lines of a rank; of all lines if ``rank`` is None."""
+    """Yield the recorded time of each line, or of those of one rank; nothing without a times file."""
     with suppress(OSError), files.open_regular(path) as stream:
         for line in stream:
             when, _, whose = line.decode("ascii").strip().partition(" ")
@@ -474,7 +493,7 @@ def _times(path: Path, rank: int | None) -> Iterator[float | None]:
 
 
 def load_job(lab: Path, run_id: str) -> Job:
-    """Return the job of a run, without its files. HostError if its record does not hold it."""
+    """Return a run's job as recorded, without files and code. HostError if the record does not hold it."""
     content = read_record(directory(lab, run_id) / "job.json")
     try:
         recorded = msgspec.json.decode(content or b"")["job"]
@@ -508,6 +527,8 @@ class DeclaredWorkload(Struct, frozen=True):
     """Parts of the workload that are read from ``job.json``, as declared when the run began."""
 
     script: str = ""
+    arguments: tuple[str, ...] = ()
+    launcher: str = ""
     project: Project | None = None
     metrics: tuple[Metric, ...] = ()
     launcher_arguments: tuple[str, ...] = ()
@@ -522,12 +543,12 @@ class _JobRecord(Struct, frozen=True):
 
 
 def workload(path: Path) -> DeclaredWorkload:
-    """Return the workload that a run recorded; an empty one if its record does not have it."""
+    """Return the declared part of a run's recorded workload; an empty one if it is not recorded."""
     return (decode(path / "job.json", _JobRecord) or _JobRecord()).job.workload
 
 
 def age(path: Path) -> float:
-    """Return the seconds since a run began; 0 if its record does not have the time."""
+    """Return the seconds since a run's record was made; 0 if its mark is missing."""
     for mark in (MARK, FORMER_MARK):
         with suppress(OSError):
             return max(0, time.time() - (path / mark).lstat().st_mtime)
@@ -535,14 +556,14 @@ def age(path: Path) -> float:
 
 
 def job(path: Path) -> JobSummary:
-    """Return the summary of a run's job; an empty one if its record does not have it."""
+    """Return the summary in a run's job.json; an empty one if it is missing or broken."""
     return decode(path / "job.json", JobSummary) or JobSummary()
 
 
 def abandon(
     lab: Lab, run_id: str, cause: Cause = "interrupted", message: str = "labctl ended before the run did"
 ) -> Result:
-    """Redact an unfinished run's logs and close its record with an ERROR result; return that. HostError if it fails."""
+    """Write an ERROR result for a run without one, with its logs redacted; return it. HostError if it fails."""
     path = directory(lab.directory, run_id)
     redact_ranks(path, lab.hidden)
     recorded, expected = job(path), outlook.of(cause, message)
@@ -604,7 +625,7 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     """Local time."""
 
     def has(self, run: RunSummary) -> bool:
-        """Tell if a run began at or after ``since`` and has the workload and verdict; an empty field matches any."""
+        """Tell if a run began at or after ``since`` and has workload and verdict; an empty field matches any."""
         # Ids begin with the local time.
         first = f"{self.since:%Y%m%d-%H%M%S}" if self.since else ""
         return run.run_id >= first and self.workload in ("", run.workload) and self.verdict in ("", run.verdict)
@@ -617,13 +638,13 @@ class RunList(Struct, frozen=True):
 
 
 def read(lab: Path, run_id: str) -> ShownRun:
-    """Return the summary and result of a run, by id or ``latest``. ConfigError for an unknown id."""
+    """Return a run's summary and result (None without), by id or ``latest``. ConfigError for an unknown id."""
     run_id = find(lab, run_id)
     return ShownRun(summary(lab, run_id), read_result(lab, run_id))
 
 
 def find(lab: Path, run_id: str) -> str:
-    """Return the id of a run, given an id or ``latest``. ConfigError, with the nearest, for an unknown one."""
+    """Return the id that an id or ``latest`` means. ConfigError if there is no such run, with the nearest as hint."""
     if run_id == "latest":
         if not (run_ids := ids(lab)):
             raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
@@ -642,7 +663,7 @@ def read_result(lab: Path, run_id: str) -> Result | None:
 
 
 def read_hang(lab: Lab, run_id: str) -> Hang | None:
-    """Return what the ranks of a run waited for, as its agent wrote there, redacted; None if it wrote nothing."""
+    """Return what a run's ranks waited for, from stacks/hang.json, redacted; None if it is missing."""
     found = decode(directory(lab.directory, run_id) / "stacks/hang.json", Hang)
     if not found:
         return None
@@ -651,7 +672,7 @@ def read_hang(lab: Lab, run_id: str) -> Hang | None:
 
 
 def decode(path: Path, kind: type[T]) -> T | None:
-    """Decode a JSON file of a record; None if it is missing or broken."""
+    """Return a record's JSON file as this type; None if it is missing, too large or broken."""
     content = read_record(path)
     try:
         return None if content is None else decoding.decode(content, kind)
@@ -660,7 +681,7 @@ def decode(path: Path, kind: type[T]) -> T | None:
 
 
 def read_record(path: Path) -> bytes | None:
-    """Read a file in a run's directory, where anything may be; None unless it is a readable file of at most 16 MiB."""
+    """Return the bytes of a file in a record; None unless it is a readable regular file of at most 16 MiB."""
     try:
         with files.open_regular(path) as stream:
             content = stream.read(LARGEST_RECORD + 1)
@@ -670,7 +691,7 @@ def read_record(path: Path) -> bytes | None:
 
 
 def state(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> str:
-    """Return a run's state: ``done``, else as the agent reports in ``active``, else ``running`` or ``orphaned``."""
+    """Return ``done`` with a result, else its state in ``active``, ``running`` if locked, or ``orphaned``."""
     if os.path.lexists(directory(lab, run_id) / RESULT):
         return "done"
     if run_id in active and active[run_id].state != "lost":
@@ -680,18 +701,18 @@ def state(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxy
 
 
 def lock(lab: Path, run_id: str) -> Path:
-    """Return the path of the lock that is held while a run is recorded and judged."""
+    """Return the path of a run's lock, held while it is recorded and judged."""
     return lab / filelock.RUNS / f"{run_id}.lock"
 
 
 def purpose(run_id: str) -> str:
-    """Return the text that names the holder of a run's lock: ``run ID``."""
+    """Return ``run ID``, by which the holder of a lock is named."""
     return f"run {run_id}"
 
 
 @contextmanager
 def recording(lab: Path, run_id: str) -> Iterator[None]:
-    """Hold the lock for recording and judging a run, then remove it. LockHeld if another process holds it."""
+    """Hold the lock of a run in the block, and remove it after. LockHeld if another process holds it."""
     path = lock(lab, run_id)
     with filelock.held(path, purpose(run_id)):
         try:
@@ -701,14 +722,14 @@ def recording(lab: Path, run_id: str) -> Iterator[None]:
 
 
 def unjudged(lab: Path) -> list[str]:
-    """Return the ids of runs without a result, the latest first: under way, or ended since labctl last looked."""
+    """Return ids of runs without result.json, latest first."""
     runs = f"{lab}/runs"
     names = (name for name in _directories(lab) if not os.path.lexists(f"{runs}/{name}/{RESULT}"))
     return sorted((name for name in names if _has_any(f"{runs}/{name}", MARK, FORMER_MARK)), reverse=True)
 
 
 def ran_within(lab: Path, seconds: float) -> bool:
-    """Tell if one of the latest runs has no result yet, or ended in the last ``seconds``."""
+    """Tell if one of the latest runs has no result, or got it within these seconds."""
     since = time.time() - seconds
     latest = sorted(_directories(lab), reverse=True)[:LATEST]
     results = (directory(lab, run_id) / RESULT for run_id in latest)
@@ -716,7 +737,7 @@ def ran_within(lab: Path, seconds: float) -> bool:
 
 
 def unknown(lab: Path) -> dict[str, ActiveRun]:
-    """Return the runs without a result that no labctl on this machine records, each in the state ``unknown``."""
+    """Map runs without a result, which no process here records, to an ActiveRun in state ``unknown``."""
     here = {path.stem for path in filelock.held_below(lab / filelock.RUNS)}
     waiting = [run_id for run_id in unjudged(lab) if run_id not in here]
     return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown") for run_id in waiting}
@@ -725,7 +746,7 @@ def unknown(lab: Path) -> dict[str, ActiveRun]:
 def listing(
     lab: Path, limit: int | None = None, active: Mapping[str, ActiveRun] = MappingProxyType({})
 ) -> tuple[RunSummary, ...]:
-    """Return the summaries of the lab's runs, the latest first, at most ``limit``; ``active`` as in ``state``."""
+    """Return the summaries of the lab's runs, latest first, at most ``limit``; ``active`` as in ``state``."""
     return tuple(summary(lab, run_id, active) for run_id in ids(lab)[:limit])
 
 
@@ -736,7 +757,7 @@ def ids(lab: Path) -> list[str]:
 
 
 def _directories(lab: Path) -> list[str]:
-    """Return the names of directories in ``runs/`` that may be runs; none if ``runs/`` cannot be read.
+    """Return the names in `runs/` that can be run ids and are directories; none if it cannot be read.
 
     It handles paths as text: a lab may have ten thousand runs, and each job of a batch lists all.
     """
@@ -752,23 +773,23 @@ def _has_any(directory: str, *names: str) -> bool:
 
 
 def is_run(lab: Path, run_id: str) -> bool:
-    """Tell if the id is that of a directory in ``runs/``, not of a link."""
+    """Tell if `runs/ID` is a directory, no link, with a name that can be a run's."""
     path = directory(lab, run_id)
     return _is_id(run_id) and path.is_dir() and not path.is_symlink()
 
 
 def backend(lab: Path, run_id: str) -> str:
-    """Return the name of a run's backend: ``kubernetes`` if its record has a place in a cluster, else ``docker``."""
+    """Return ``kubernetes`` if a run's record has a place in a cluster, else `docker`."""
     return "kubernetes" if os.path.lexists(directory(lab, run_id) / PLACE) else "docker"
 
 
 def _is_id(name: str) -> bool:
-    """Tell if a directory of this name in ``runs/`` may be a run's; that of notebooks may not."""
+    """Tell if a name has a run id's form and is not the notebooks' folder."""
     return bool(RUN_ID.fullmatch(name)) and f"runs/{name}" != naming.NOTEBOOKS
 
 
 def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> RunSummary:
-    """Return the summary of a run; ``active`` as in ``state``."""
+    """Return a run's summary: from its result if done, else its state, age and nodes; ``active`` as in ``state``."""
     result = read_result(lab, run_id)
     fields = ("workload", "verdict", "outcome", "cause", "seconds", "started")
     values: dict[str, Any] = {name: getattr(result, name, None) for name in fields}
@@ -782,7 +803,7 @@ def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingPro
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:
-    """Return the ranks that reported their start, else those that DeepSpeed's launcher reports it started.
+    """Return the ranks that reported their start with their nodes, else those that DeepSpeed lists; sorted.
 
     The latter is for scripts that start their ranks themselves.
     """

@@ -24,7 +24,7 @@ LOOKS, SIGMAS = 4, 4
 
 
 def of_run(directory: Path, seconds_per_step: float | None) -> Straggler | None:
-    """Return the straggler of a run that has ended, by its samples; None if there is none."""
+    """Return the straggler of an ended run by its samples/*.csv; None if there is none or it is not clear."""
     shares = {}
     for path in (directory / "samples").glob("*.csv"):
         shares[path.stem] = samples.shares((store.read_record(path) or b"").decode(errors="replace"))
@@ -32,7 +32,7 @@ def of_run(directory: Path, seconds_per_step: float | None) -> Straggler | None:
 
 
 def straggler(shares: Mapping[str, Sequence[float]], seconds_per_step: float | None) -> Straggler | None:
-    """Return the node that the others wait for; None if there is none, if it is not clear, or for a single node.
+    """Return the node that the others wait for, by shares of time in collectives; None if unclear or too few.
 
     ``shares``: node -> shares of time that its ranks were in collectives, in each second. Nodes are told apart by the
     widest gap between their means; the part below has to be one node, of at least two.
@@ -54,12 +54,12 @@ def straggler(shares: Mapping[str, Sequence[float]], seconds_per_step: float | N
 
 
 def _gaps(sorted_values: Iterable[float]) -> list[float]:
-    """Return the differences of neighbours; 0 for a single value."""
+    """Return the differences of neighbours; [0.0] for fewer than two values."""
     return [higher - lower for lower, higher in pairwise(sorted_values)] or [0.0]
 
 
 def sentence(late: Straggler) -> str:
-    """Say that the others wait for a node, how long, and how much of a step that is."""
+    """Render which node the others wait for, the shares, and how much of a step that is if known."""
     waits = f"they are in collectives {human.share(late.others)} of the time, it is {human.share(late.share)}"
     step = "" if late.behind is None else f"; {human.duration(late.behind)} of each step"
     return f"{late.node} arrives last, the others wait for it: {waits}{step}"

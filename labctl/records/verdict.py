@@ -45,7 +45,7 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
 
 
 def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int) -> Verdict:
-    """Judge a run. The first that applies decides: cause, exit code, ranks, missing numbers, criteria.
+    """Return PASS, FAIL or ERROR of a run by cause, exit code, missing ranks, missing numbers, then criteria.
 
     A missing or nan metric is never a pass.
     """
@@ -68,7 +68,7 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
 
 
 def _failure(job: Job, ended: RunOutcome, world_size: int) -> Verdict | None:
-    """Return the verdict on a run that was stopped, failed or is missing ranks; None if it completed."""
+    """Return the ERROR verdict of a run with a cause, exit code or too few ranks; None if it completed."""
     if ended.cause:
         return error(ended.cause, ended.message or f"The run was stopped: {ended.cause}.")
     if ended.exit_code:
@@ -83,7 +83,7 @@ def _failure(job: Job, ended: RunOutcome, world_size: int) -> Verdict | None:
 def _passed(
     checks: Sequence[CriterionResult], metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int
 ) -> str:
-    """Render the message of a run that passed: its criteria, and remarks for the user."""
+    """Render the message of a run that passed: criteria with values, silence, giving up, nan and lost nodes."""
     ranks = human.count(world_size, "rank") if world_size else ""
     message = f"{ranks or 'The program'} ended with code 0; no criteria."
     if checks:
@@ -100,11 +100,12 @@ def _passed(
 
 
 def error(cause: Cause, message: str) -> Verdict:
+    """Return an ERROR verdict with the cause's exit code, 4 by default."""
     return Verdict(status="ERROR", cause=cause, message=message, exit_code=EXIT_CODES.get(cause, 4))
 
 
 def _why_absent(workload: Workload, name: str, metrics: Mapping[str, Mapping[str, Any]]) -> str:
-    """Render the reason why the criteria of a metric cannot be checked."""
+    """Render why a metric's criteria cannot be checked: it is nan, or was not found by its pattern."""
     if metric := metrics.get(name):
         return f"Metric `{name}` is {metric.get('note', 'incomplete')}; its criteria cannot be checked."
     pattern = next((declared.pattern for declared in workload.metrics if declared.name == name), "")
@@ -115,7 +116,7 @@ def _why_absent(workload: Workload, name: str, metrics: Mapping[str, Mapping[str
 
 
 def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionResult]:
-    """Return a result per bound of a criterion; bounds apply to the last value of a metric with a first and a last.
+    """Return a result for each bound of a criterion, by the final value, and for its decrease from first to last.
 
     The value of a decrease is in per cent; None if the first value is 0.
     """
@@ -137,18 +138,18 @@ def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionRe
 
 
 def final(metric: Mapping[str, Any]) -> str:
-    """Return the key of the number that a metric is judged by: ``value`` if it has that, else ``last``."""
+    """Return the key of a metric's judged number: ``value`` if it has one, else ``last``."""
     return "value" if "value" in metric else "last"
 
 
 def distance(relative: Relative) -> str:
-    """Render a relative bound, as ``5 % below RUN``."""
+    """Render a relative bound's distance, as ``5 % below RUN``, or ``that of RUN``."""
     if not relative.share:
         return f"that of {relative.run}"
     return f"{human.exact(abs(100 * relative.share))} % {'below' if relative.share < 0 else 'above'} {relative.run}"
 
 
 def _list(checks: Iterable[CriterionResult]) -> str:
-    """Render criteria with the values that they were checked against."""
+    """Render criteria as ``CRITERION (was VALUE)``, joined by ``; ``."""
     shown = ((check.criterion, "undefined" if check.value is None else human.exact(check.value)) for check in checks)
     return "; ".join(f"{criterion} (was {value})" for criterion, value in shown)

@@ -43,7 +43,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     series: Mapping[str, Sequence[Sample]]
 
     def unit(self, metric: str) -> str:
-        """Return the unit of a metric, as declared or as found in the output; empty if it has none."""
+        """Return a metric's unit, as declared or as found in the output; empty if it has none."""
         declared = self.declared.get(metric)
         return declared.unit if declared else str(self.result.metrics.get(metric, {}).get("unit", ""))
 
@@ -82,7 +82,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def read(lab: Path, result: Result) -> RecordedRun:
-    """Read the record of a run that has ended; records of earlier versions have fewer facts."""
+    """Read an ended run's record: what it is, facts, declared metrics and samples by metric."""
     path = store.directory(lab, result.run_id)
     return RecordedRun(
         result=result,
@@ -94,7 +94,7 @@ def read(lab: Path, result: Result) -> RecordedRun:
 
 
 def _target(path: Path, result: Result) -> str:
-    """Return what `labctl run` takes to run it again, by its record."""
+    """Return what to give `labctl run` to run it again: the workload, or `--script FILE` and the like."""
     request = store.job(path).request or {}
     options = convert(request.get("options") or {}, RunOptions)
     if request.get("workload") or not (options.script or options.module or options.command):
@@ -103,7 +103,7 @@ def _target(path: Path, result: Result) -> str:
 
 
 def compare(runs: Sequence[RecordedRun]) -> Comparison:
-    """Group runs with equal facts; return the groups, the facts that differ, and the effects on metrics."""
+    """Group runs with equal facts; return groups, differing facts, effects on metrics and a conclusion."""
     same: dict[tuple[tuple[str, str], ...], list[RecordedRun]] = {}
     for run in _listed_alike(runs):
         same.setdefault(tuple(sorted(run.facts.items())), []).append(run)
@@ -122,7 +122,7 @@ def compare(runs: Sequence[RecordedRun]) -> Comparison:
 
 
 def _columns(groups: Sequence[Group], results: Mapping[str, Sequence[Result]]) -> Iterator[Group]:
-    """Yield the groups, or the two runs of a single one, with the change of each metric to the first."""
+    """Yield the groups, or a single group's two runs, all but the first with each metric's change to it."""
     first, *others = groups
     if not others and len(first.runs) == 2:
         first, *others = (_group(f"A{number}", [run]) for number, run in enumerate(results["A"], start=1))
@@ -132,14 +132,14 @@ def _columns(groups: Sequence[Group], results: Mapping[str, Sequence[Result]]) -
 
 
 def _changed(metrics: Mapping[str, Spread], first: Mapping[str, Spread]) -> Iterator[tuple[str, Spread]]:
-    """Yield the metrics by name, with the change to those of the first column."""
+    """Yield name and spread of each metric, with its change against the first column; None if missing there."""
     for name, metric in metrics.items():
         change = spread.change_of(metric.mean, first[name].mean) if name in first else None
         yield name, replace(metric, change=change)
 
 
 def _differences(facts: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
-    """Yield each fact that differs between groups, given the facts of each; secrets are redacted."""
+    """Yield each fact that is not the same in all groups, with its value per group; secrets redacted."""
     for name in dict.fromkeys(chain.from_iterable(facts.values())):
         if len({of_group.get(name) for of_group in facts.values()}) > 1:
             values = {group: redact_fact(name, of_group.get(name, "")) for group, of_group in facts.items()}
@@ -147,7 +147,7 @@ def _differences(facts: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]
 
 
 def _effects(groups: Sequence[Group]) -> Iterator[Effect]:
-    """Yield the effect on each metric for each group against the first."""
+    """Yield the effect on each metric of every other group against the first."""
     by_name = {group.name: group.metrics for group in groups}
     first, *others = by_name
     for name in others:
@@ -156,33 +156,35 @@ def _effects(groups: Sequence[Group]) -> Iterator[Effect]:
 
 
 def described(compared: Comparison) -> Iterator[tuple[str, list[str]]]:
-    """Yield ``B against A`` and the effects in words, of each group; of a single one without a heading."""
+    """Yield a heading, ``B against A`` or empty for a single group, with the effects in words."""
     for (group, against), effects in groupby(compared.effects, lambda effect: (effect.group, effect.against)):
         yield "" if group == against else f"{group} against {against}", list(map(spread.in_words, effects))
 
 
 def _listed_alike(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
-    """Return the runs, all without facts about packages if one of them has none recorded."""
+    """Return the runs unchanged, or all without package facts if one of them has none."""
     if all(map(_lists_packages, runs)):
         return runs
     return [replace(run, facts=_without_packages(run.facts)) for run in runs]
 
 
 def _lists_packages(run: RecordedRun) -> bool:
+    """Tell if a run's facts include packages."""
     return any(key.startswith(PACKAGE) for key in run.facts)
 
 
 def _without_packages(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts without those about packages."""
     return {key: value for key, value in facts.items() if not key.startswith(PACKAGE)}
 
 
 def redact_fact(name: str, value: str) -> str:
-    """Return the value of a fact; redacted if its name sounds secret."""
+    """Return a fact's value, or REDACTED if its name sounds secret and it is not empty."""
     return store.REDACTED if value and sounds_secret(name) else value
 
 
 def _group(name: str, results: Sequence[Result]) -> Group:
-    """Build a group of runs with equal facts."""
+    """Return a group of runs with their ids, verdicts, outcomes and metric spreads."""
     return Group(
         name=name,
         runs=tuple(result.run_id for result in results),
@@ -193,7 +195,7 @@ def _group(name: str, results: Sequence[Result]) -> Group:
 
 
 def _letter(number: int) -> str:
-    """Return the name of a group: A to Z, AA, AB ..."""
+    """Return the name of a group by its number: A to Z, then AA, AB and so on."""
     return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
 
 
@@ -201,7 +203,7 @@ def _letter(number: int) -> str:
 
 
 def _facts(path: Path, result: Result) -> dict[str, str]:
-    """Return arguments, settings, versions, nodes, DeepSpeed configuration and code of a run, from its record."""
+    """Return a run's non-empty facts from its record (arguments, settings, versions, nodes, code), its id as RUN."""
     job, versions = _mapping(path / "job.json"), _mapping(path / "versions.json")
     settings, config = _document(path / "settings.json"), _document(path / "ds_config.json")
     workload = store.workload(path)
@@ -227,12 +229,12 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
 
 
 def _copied(lab: Path, project: Project | None) -> set[str]:
-    """Return the folders that a run copied its code from: their files are compared, not their commits."""
+    """Return the folders that a run copies code from: the lab's workloads, and the project if any."""
     return {str(lab / "workloads"), *([str(project.root)] if project else ())}
 
 
 def _origin(versions: dict[str, Any], copied: Collection[str]) -> dict[str, str]:
-    """Return versions as facts: packages, images, kinds of devices, and commits of clones that were not copied."""
+    """Return versions as facts: packages, other images, device kinds, and commits of clones not copied."""
     rest = {**versions}
     packages, code, devices, images = (rest.pop(key, None) or {} for key in ("packages", "code", "devices", "images"))
     facts = dict(_flat("", rest))
@@ -249,7 +251,7 @@ def _origin(versions: dict[str, Any], copied: Collection[str]) -> dict[str, str]
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a record; empty if it is missing or broken."""
+    """Return a JSON object of a record; {} if it is missing, broken or no object."""
     document = _document(path)
     return document if isinstance(document, dict) else {}
 
@@ -263,7 +265,7 @@ def _document(path: Path) -> Any:
 
 
 def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield the values of a document, with names such as ``deepspeed.zero_optimization.stage``."""
+    """Yield (name, text) of a JSON document's values, such as ``deepspeed.zero_optimization.stage``; skip null."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(f"{name}.{key}".lstrip("."), inner)
@@ -272,7 +274,7 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the script's arguments by option; the last of each counts, as for argparse."""
+    """Map each option of the script to its values joined by blanks, ``given`` without any; the last one counts."""
     option = "arguments"
     values: dict[str, list[str]] = {option: []}
     for argument in arguments[1:]:
@@ -286,7 +288,7 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _code(folder: Path, script: str) -> Iterator[tuple[str, str]]:
-    """Yield a digest of the script and of each other code file."""
+    """Yield ``file NAME`` and the digest of the script and each code file in a folder; empty if unreadable."""
     for name in files.walk(folder):
         if name == script or name.endswith(CODE):
             content = store.read_record(folder / name)

@@ -42,7 +42,7 @@ def write(
     warn: Callable[[str], object],
     witnesses: Callable[[float], Mapping[str, str]] | None = None,
 ) -> None:
-    """Write ``evidence.tar.gz`` of a run that did not pass, with what ``witnesses`` saw. A failure is a warning.
+    """Write evidence.tar.gz for a run that did not pass, with ``witnesses``' texts; warn if it cannot be written.
 
     ``witnesses`` returns what hosts and engine saw since a time; without it the archive has the record alone.
     """
@@ -58,7 +58,7 @@ def write(
 
 
 def _collected(lab: Lab, result: Result, path: Path, witnesses: Callable[[float], Mapping[str, str]] | None) -> bytes:
-    """Return the archive: record, logs of ranks and the texts of ``witnesses``, with secrets redacted."""
+    """Return the archive's bytes: summary, record, ranks' logs and witnesses' texts, secrets redacted."""
     texts = {
         "evidence.txt": summary(path, result),
         **_of_record(path),
@@ -84,7 +84,7 @@ def archive(run_id: str, texts: Mapping[str, str]) -> bytes:
 
 
 def summary(path: Path, result: Result) -> str:
-    """Render how a run ended, the first failure, and the lines that show it, with their times."""
+    """Render how a run ended, the first failed rank, and the output lines that show the failure, with times."""
     lines, times = _tail(path / store.OUTPUT, SEARCHED), _tail(path / store.TIMES, SEARCHED)
     # Each line has one in the times. Matched from the end: the beginnings may be cut off differently.
     printed_at = dict(zip(lines[-len(times) :], times[-len(lines) :], strict=False))
@@ -112,12 +112,13 @@ def summary(path: Path, result: Result) -> str:
 
 
 def _clock(time_and_rank: str) -> str:
+    """Render a record's time of a line as HH:MM:SS.mmm; ``-`` if empty."""
     when = time_and_rank.partition(" ")[0]
     return f"{datetime.fromtimestamp(float(when)):%H:%M:%S.%f}"[:-3] if when else "-"
 
 
 def _of_record(path: Path) -> dict[str, str]:
-    """Return the record's files and ends of samples and stacks, by name; values of secret-sounding keys are masked."""
+    """Map names to texts of the record's JSON files with secrets masked, plan, samples' ends and stacks' ends."""
     texts = {}
     for name in ("result.json", "job.json", "settings.json", "versions.json", "plan.txt"):
         content = store.read_record(path / name)
@@ -137,7 +138,7 @@ def _of_record(path: Path) -> dict[str, str]:
 
 
 def _without_secrets(value: Any) -> Any:
-    """Return a copy with the values of keys that sound secret masked: in mappings, pairs and lists of settings."""
+    """Return a JSON value with values of secret-sounding keys masked, in mappings and lists."""
     if isinstance(value, dict):
         named = _hides(value.get("key"))
         return {
@@ -148,7 +149,7 @@ def _without_secrets(value: Any) -> Any:
 
 
 def _redacted_items(items: list[Any]) -> Iterator[tuple[Any, str]]:
-    """Yield each item of a list without its secret, and the secret: the value of a pair or option, also after ``=``."""
+    """Yield each item masked, with the secret it had, which is empty if it had none."""
     secret = False
     for item in items:
         name, equals, given = item.partition("=") if isinstance(item, str) else ("", "", "")
@@ -162,11 +163,12 @@ def _redacted_items(items: list[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _hides(key: object) -> bool:
+    """Tell if a key is text that sounds secret."""
     return isinstance(key, str) and sounds_secret(key)
 
 
 def _secrets(value: Any) -> set[str]:
-    """Return the texts that ``_without_secrets`` removes, except short ones."""
+    """Return the secret texts of four characters or more in a JSON value, by secret-sounding keys and options."""
     if isinstance(value, dict):
         hidden = {item for key, item in value.items() if _hides(key) and isinstance(item, str) and len(item) >= 4}
         return hidden.union(*map(_secrets, value.values()))
@@ -176,11 +178,11 @@ def _secrets(value: Any) -> set[str]:
 
 
 def _of_ranks(path: Path) -> dict[str, str]:
-    """Return the last lines of each rank and of the whole output, by file name."""
+    """Map names to the last LAST lines of the logs of ranks, of MOST logs at most."""
     logs = [log for pattern in store.LOGS for log in sorted(path.glob(pattern))][:MOST]
     return {str(log.relative_to(path)): "\n".join((*_tail(log)[-LAST:], "")) for log in logs}
 
 
 def _tail(path: Path, size: int = PIECE) -> list[str]:
-    """Return the last lines of a file, from at most ``size`` bytes at its end."""
+    """Return a file's last lines, within its last ``size`` bytes, each cut to its last LONGEST characters."""
     return [line[-LONGEST:] for line in store.last_lines(path, size)]

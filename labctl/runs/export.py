@@ -38,7 +38,7 @@ _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 
 
 def write(lab: Path, result: Result, *, tensorboard: Path | None, junit: Path | None) -> ExportedRun:
-    """Write a run's TensorBoard event file and JUnit XML, each if its path is given; return the paths."""
+    """Write a run's TensorBoard event file, JUnit XML, or both, where a path is given; return absolute paths."""
     written = []
     if tensorboard:
         written.append(event_file(tensorboard, result, series.read(lab, result.run_id)))
@@ -49,7 +49,7 @@ def write(lab: Path, result: Result, *, tensorboard: Path | None, junit: Path | 
 
 
 def event_file(directory: Path, result: Result, samples: Iterable[Sample]) -> Path:
-    """Write a run's samples as a TensorBoard event file below a log directory, and return its path.
+    """Write a run's samples as a TensorBoard event file below a log directory; return its path.
 
     The file is a TFRecord of ``tensorflow.Event`` messages; nan stands for a sample without a value. HostError if it
     cannot be written.
@@ -64,14 +64,14 @@ def event_file(directory: Path, result: Result, samples: Iterable[Sample]) -> Pa
 
 
 def _began(result: Result) -> float:
-    """Return the start of a run in seconds since 1970; 0 if unknown."""
+    """Return a run's start in seconds since 1970; 0 if it is unknown."""
     with suppress(ValueError):
         return datetime.fromisoformat(result.started).timestamp()
     return 0
 
 
 def _events(began: float, samples: Iterable[Sample]) -> Iterator[bytes]:
-    """Yield encoded ``Event {double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5}``."""
+    """Yield encoded TensorBoard events: the file version, then one per sample; a sample without value is nan."""
     yield _double(1, began) + _bytes(3, b"brain.Event:2")
     places: Counter[str] = Counter()
     for sample in samples:
@@ -84,12 +84,13 @@ def _events(began: float, samples: Iterable[Sample]) -> Iterator[bytes]:
 
 
 def _record(data: bytes) -> bytes:
+    """Return data as a TFRecord: length, checksum of it, data, checksum of it."""
     length = struct.pack("<Q", len(data))
     return length + _masked(length) + data + _masked(data)
 
 
 def _masked(data: bytes) -> bytes:
-    """Return TFRecord's checksum: CRC32C, rotated and shifted, so that data may contain checksums."""
+    """Return the masked CRC32C of data, as TFRecord stores it."""
     crc, table = 0xFFFFFFFF, _table()
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -120,15 +121,17 @@ def _number(value: int) -> bytes:
 
 
 def _varint(field: int, value: int) -> bytes:
+    """Encode a protobuf field with an integer."""
     return _number(field << 3 | _VARINT) + _number(value)
 
 
 def _double(field: int, value: float) -> bytes:
+    """Encode a protobuf field with a 64-bit float."""
     return _number(field << 3 | _DOUBLE) + struct.pack("<d", value)
 
 
 def _float(field: int, value: float) -> bytes:
-    """Encode a float; values too large for 32 bits become infinity."""
+    """Encode a protobuf field with a 32-bit float; too large values become infinity."""
     try:
         return _number(field << 3 | _FLOAT) + struct.pack("<f", value)
     except OverflowError:
@@ -136,6 +139,7 @@ def _float(field: int, value: float) -> bytes:
 
 
 def _bytes(field: int, value: bytes) -> bytes:
+    """Encode a protobuf field with bytes and their length."""
     return _number(field << 3 | _BYTES) + _number(len(value)) + value
 
 
@@ -146,7 +150,7 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 def junit_xml(result: Result) -> str:
-    """Render a result as JUnit XML: a case for the run and one for each criterion; metrics are properties."""
+    """Render a result as JUnit XML: a test case for the run, one per criterion, metrics as properties."""
     missed = sum(not check.passed for check in result.checks)
     broke = result.verdict == "ERROR"
     root = Element("testsuites", name="labctl run")
@@ -183,6 +187,6 @@ def xml_text(text: str) -> str:
 
 
 def xml_document(root: Element) -> str:
-    """Indent an element, in place, and render it as an XML document."""
+    """Return an element, which is indented in place, as the text of an XML document."""
     indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'

@@ -27,12 +27,12 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Tell if it is other hardware than the lab's, as nodes or slots are given."""
+        """Tell if nodes or slots are given, so that it is other hardware than the lab's."""
         return bool(self.nodes or self.slots)
 
 
 def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
-    """Return why a workload does not fit in the nodes' memory; None if it may, or if the lab has devices.
+    """Return why a CPU workload does not fit in its nodes' memory; None if it may or its needs are not known.
 
     ``limit`` is that of a node in bytes, 0 for none.
     """
@@ -55,7 +55,7 @@ def why_not_fit(lab: Lab, job: Job, limit: int) -> str | None:
 def how_it_fits(
     lab: Lab, workload: Workload, limit: int, asked: Hardware, devices: DeviceReport | None
 ) -> fit.FitReport:
-    """Estimate a workload's memory on the lab, or on the hardware ``asked`` for, and say what makes it fit.
+    """Return the memory report of a workload on the lab, or on ``asked`` hardware. ConfigError if not known.
 
     ``limit`` is that of a node in bytes, 0 for none; ``devices`` are the lab's, None if they do not matter. The
     memory of other machines than the lab's is what is asked for, or unknown. ConfigError if the workload's is unknown.
@@ -77,7 +77,7 @@ def how_it_fits(
 
 
 def smallest_device(devices: DeviceReport, accelerator: str) -> int | None:
-    """Return the bytes of the smallest device of the lab's nodes; None if one's memory is not known."""
+    """Return the bytes of the smallest device of the lab's nodes; None if any is unknown or none is there."""
     every = chain.from_iterable(host.devices for host in devices.hosts)
     sizes = [device.memory for device in every if device.node and device.kind == accelerator]
     known = [size for size in sizes if size]
@@ -85,7 +85,7 @@ def smallest_device(devices: DeviceReport, accelerator: str) -> int | None:
 
 
 def settable(workload: Workload) -> fit.Options:
-    """Return the options of a workload's scripts, and if it takes DeepSpeed settings and an optimizer on the CPU."""
+    """Return the workload's options that can change its memory: script arguments, DeepSpeed, a CPU optimizer."""
     if external.script_of(workload):
         return fit.Options(deepspeed=False, arguments=frozenset())
     scripts = tuple(scripts_of(workload))
@@ -97,7 +97,7 @@ def settable(workload: Workload) -> fit.Options:
 
 
 def scripts_of(workload: Workload) -> Iterable[Path]:
-    """Return the Python files of a workload: those of its directory, or a script that lies elsewhere."""
+    """Return the Python files of a workload's directory, or its script alone if that is elsewhere."""
     script = Path(workload.script)
     if script.is_absolute():
         return (script,)
@@ -105,7 +105,7 @@ def scripts_of(workload: Workload) -> Iterable[Path]:
 
 
 def node_memory(lab: Lab, nodes: int, limit: int) -> int:
-    """Bytes of memory for each of ``nodes`` nodes, at most ``limit`` bytes; a ``limit`` of 0 means none.
+    """Return the bytes of memory for each of ``nodes`` nodes, at most ``limit`` (0: no limit).
 
     Those of one host share what it has: here what is free now, elsewhere what is built in.
     """

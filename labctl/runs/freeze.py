@@ -51,14 +51,14 @@ class Verification(Struct, frozen=True, kw_only=True):
 
 
 def freeze(backend: Backend, file: Path) -> FrozenLab:
-    """Write the facts of the lab to a lock file. HostError if a host does not answer."""
+    """Write the lab's facts to a lock file; return their count and if it changed. HostError if a host is silent."""
     document = backend.freeze()
     changed = write(file, document)
     return FrozenLab(lock=str(file), changed=changed, facts=count(document))
 
 
 def write(path: Path, document: Mapping[str, Any]) -> bool:
-    """Write the lock file; return True if that changed it. HostError if it cannot be written."""
+    """Write a lock file as sorted JSON unless it is the same; return True if it changed. HostError if it fails."""
     text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     try:
         same = path.is_file() and path.read_text(encoding="utf-8") == text
@@ -70,7 +70,7 @@ def write(path: Path, document: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a lock file. ConfigError if `freeze` did not write it."""
+    """Read a lock file. ConfigError if it is missing, not one of `freeze`, or of another schema."""
     try:
         document = json.loads(files.read_limited(path))
         schema = document["schema"]
@@ -86,16 +86,17 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def count(document: Mapping[str, Any]) -> int:
+    """Return the number of facts in a document."""
     return len(dict(_facts(document)))
 
 
 def verify(backend: Backend, lock: str, before: Mapping[str, Any]) -> Verification:
-    """Compare the lab with the facts of a lock file; return those that differ."""
+    """Compare the lab with a lock file's facts; return the differing ones. HostError if a host is silent."""
     return differences(lock, before, backend.freeze())
 
 
 def differences(lock: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Verification:
-    """Return each fact that differs between two documents of `freeze`."""
+    """Return all facts that differ between two documents of `freeze`, empty where one lacks a fact."""
     was, is_now = dict(_facts(before)), dict(_facts(now))
     keys = dict.fromkeys((*was, *is_now))
     drift = (
@@ -107,7 +108,7 @@ def differences(lock: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield each fact with its place and name: ``lab`` and ``packages torch``, ``worker-1`` and ``image``."""
+    """Yield ((place, name), value) of each fact: ``("lab", "packages torch")``, ``("worker-1", "image")``."""
     for part, content in document.items():
         if part in WHERE:
             for place, facts in content.items():
@@ -117,7 +118,7 @@ def _facts(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]
 
 
 def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield the values of nested mappings, with the keys joined to a name."""
+    """Yield (name, text) of the values of nested mappings, names joined by blanks; skip None."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(f"{name} {key}", inner)

@@ -42,7 +42,7 @@ LOST_LAB = "the lab's nodes are gone: its engine was restarted, or they were rem
 
 
 def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], object]) -> Result:
-    """Follow a run to its end and judge it, unless it has a result; return that. LockHeld if another labctl does."""
+    """Follow a run to its end, judge and record it; return the result, known or new. LockHeld if another does."""
     directory = backend.context.directory
     with ExitStack() as held:
         held.enter_context(store.recording(directory, run_id))
@@ -63,7 +63,7 @@ def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], obj
 def conclude(
     backend: Backend, run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime
 ) -> Result:
-    """Judge a run that has ended and was collected: write result and evidence, and remove its data on nodes.
+    """Write an ended run's result and evidence, delete its data on nodes; return the result. HostError on failure.
 
     The result of a run whose disk is full is returned if it cannot be written, too; the nodes then keep its data, so
     that a later command writes it.
@@ -90,7 +90,7 @@ def conclude(
 
 
 def result_of(run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime) -> Result:
-    """Judge a run by its log and outcome; return the result, which is not written."""
+    """Return the result of a run by its log and outcome, unwritten; compared with an earlier attempt."""
     job = run.job
     ranks = tuple(replace(rank, node=run.short(rank.node)) for rank in store.ranks_of(log.lines))
     reduced = {**metrics.reduce_values(job.workload.metrics, log.values), **log.found()}
@@ -101,26 +101,26 @@ def result_of(run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, 
         of_all = f" of {reached.steps}" if reached.steps else ""
         notes[store.REACHED] = f"{reached.counts} {reached.step}{of_all}"
     verdict, expected = attempts.compared(run.lab.directory, job, verdict, notes.get(store.REACHED, ""))
-    measured = {"metrics": reduced, "notes": notes, "ranks": ranks, "world_size": len(ranks)}
+    measured = {"metrics": reduced, "notes": notes, "ranks": ranks, "world_size": len(ranks), "pace": log.pace}
     return _result(run.lab, job, verdict, expected, now, seconds=seconds, **measured)
 
 
 def unmatched(workload: Workload, result: Result) -> list[Metric]:
-    """Return the required metrics without a value in a run that passed; none for any other run."""
+    """Return the metrics that a passed run lacks and that are not optional; [] for other verdicts."""
     if result.verdict != "PASS":
         return []
     return [metric for metric in workload.metrics if metric.name not in result.metrics and not metric.optional]
 
 
 def refuse(run: Run, reason: str, now: datetime) -> Result:
-    """Record a run that does not fit, with an ERROR result; return the result."""
+    """Create the record of a run that does not fit, with an ERROR result; return the result."""
     store.create(run.lab, run.run_id, run.job.files)
     verdict = error("does-not-fit", reason)
     return store.finish(run.lab, _result(run.lab, run.job, verdict, outlook.of(verdict.cause, verdict.message), now))
 
 
 def _result(lab: Lab, job: Job, verdict: Verdict, expected: Outlook, now: datetime, **measured: Any) -> Result:
-    """Build the result of a job that started ``now``, from its verdict, the outlook and measured fields."""
+    """Build a result of a job from its verdict, the outlook and measured fields; nothing is written."""
     return Result(
         run_id=job.run_id,
         workload=job.workload.name,
@@ -143,7 +143,7 @@ def _result(lab: Lab, job: Job, verdict: Verdict, expected: Outlook, now: dateti
 
 
 def judged(backend: Backend, run_id: str) -> Result:
-    """Wait until another labctl has recorded a run, and return its result. HostError if it wrote none in time."""
+    """Wait for another process that records a run, and return its result. HostError if none appears in time."""
     directory = backend.context.directory
     deadline = time.monotonic() + JUDGING
     while time.monotonic() < deadline and filelock.is_held(store.lock(directory, run_id)):
@@ -157,7 +157,7 @@ def judged(backend: Backend, run_id: str) -> Result:
 
 
 def close(backend: Backend, run_id: str) -> None:
-    """End what is left of an earlier run, fetch its results, and close its record if it has no result."""
+    """End what is left of a run, fetch its files, write an ERROR result unless it has one; warn if that fails."""
     context = backend.context
     # Asked first: what comes from the run and its hosts cannot end it.
     orphaned = store.state(context.directory, run_id) != "done"
@@ -177,13 +177,13 @@ def close(backend: Backend, run_id: str) -> None:
 
 
 def unfinished(backend: Backend, active: Mapping[str, ActiveRun], among: Iterable[str]) -> dict[str, str]:
-    """Return the earlier runs to end before another one, with the reason; those of other backends are left alone."""
+    """Return runs that must be ended before another, with reasons, of those whose backend leaves processes."""
     every = left.unfinished(backend.context.directory, active, among)
     return {run_id: reason for run_id, reason in every.items() if backend.leaves_processes(run_id)}
 
 
 def settle(backend: Backend, run_id: str) -> None:
-    """Judge a run that is `ended`; leave a `done` or `orphaned` one. ConfigError if under way, HostError if unknown."""
+    """Judge a run that has ended; do nothing if done or orphaned. ConfigError if running, HostError if unknown."""
     directory = backend.context.directory
     state = store.state(directory, run_id, backend.active())
     if state == "unknown":
@@ -197,7 +197,7 @@ def settle(backend: Backend, run_id: str) -> None:
 
 
 def gather(backend: Backend, run_id: str) -> None:
-    """Fetch all files of a run that has ended, and first end the processes that it left on nodes."""
+    """Fetch all files of an ended run; first end processes and close its record if it left any on nodes."""
     if unfinished(backend, backend.active(), (run_id,)).get(run_id):
         close(backend, run_id)
     else:
@@ -205,10 +205,7 @@ def gather(backend: Backend, run_id: str) -> None:
 
 
 def listing(backend: Backend, limit: int | None = None) -> tuple[store.RunSummary, ...]:
-    """List the lab's runs, the latest first; those that have ended meanwhile are judged.
-
-    A run whose containers are gone, which nothing can follow any more, is closed.
-    """
+    """Return the lab's run summaries, latest first; judge ended runs, close those whose containers are gone."""
     directory = backend.context.directory
     # Before the nodes are asked: a run that is launched meanwhile is not taken for a lost one.
     unjudged = store.unjudged(directory)
@@ -223,7 +220,7 @@ def listing(backend: Backend, limit: int | None = None) -> tuple[store.RunSummar
 
 
 def _judge_ended(backend: Backend, run_id: str, state: str) -> None:
-    """Judge a run that is `ended`; if it is `orphaned` and left processes, end these and close its record."""
+    """Judge a run in state ``ended``; close an ``orphaned`` one that may have left processes; else do nothing."""
     if state == "ended":
         judge(backend, run_id, _drop)
     elif state == "orphaned" and backend.leaves_processes(run_id):
@@ -232,13 +229,13 @@ def _judge_ended(backend: Backend, run_id: str, state: str) -> None:
 
 
 def find(backend: Backend, run_id: str) -> store.ShownRun:
-    """Return a run's summary, and its result if it has one; runs that have ended are judged first."""
+    """Return a run's summary and result, None without one, after runs that have ended were judged."""
     summaries = {run.run_id: run for run in listing(backend)}
     return store.ShownRun(summaries[run_id], store.read_result(backend.context.directory, run_id))
 
 
 def states(backend: Backend, limit: int) -> tuple[store.RunSummary, ...]:
-    """List the lab's latest ``limit`` runs without judging those that have ended."""
+    """Return the latest ``limit`` run summaries of the lab; nothing is judged."""
     directory = backend.context.directory
     active: Mapping[str, ActiveRun] = backend.active() if store.unjudged(directory) else {}
     return store.listing(directory, limit, active)
@@ -248,10 +245,7 @@ def states(backend: Backend, limit: int) -> tuple[store.RunSummary, ...]:
 
 
 def attach(backend: Backend, run_id: str) -> Result:
-    """Print all that a run prints to its end; judge it then, unless another labctl does.
-
-    HostError if it cannot be followed any more.
-    """
+    """Print a run's output to its end; judge it, or wait for the process that does. HostError without a result."""
     context = backend.context
     if result := store.read_result(context.directory, run_id):
         logs(backend, run_id, context.line, follow=False)
@@ -266,6 +260,7 @@ def attach(backend: Backend, run_id: str) -> Result:
     tracker = tracker_of(run.job.workload)
 
     def show(lines: Sequence[Line]) -> None:
+        """Track progress, and print the lines with secrets redacted."""
         tracker.read(lines)
         if lines:
             context.lines(line.text for line in store.redact_lines(lines, run.lab.hidden))
@@ -276,7 +271,7 @@ def attach(backend: Backend, run_id: str) -> Result:
 
 
 def _require_supervised(backend: Backend, run_id: str) -> None:
-    """Close a run, with an ERROR result, if it is orphaned, left processes, and no labctl records it."""
+    """Close a run as ERROR if it is orphaned, left processes and no process records it; else nothing."""
     directory = backend.context.directory
     if filelock.is_held(store.lock(directory, run_id)) or not backend.leaves_processes(run_id):
         return
@@ -286,19 +281,19 @@ def _require_supervised(backend: Backend, run_id: str) -> None:
 
 
 def stop(backend: Backend, run_id: str, grace: float) -> Result:
-    """End a run and judge it. HostError if it is not running."""
+    """Stop a run with ``grace`` seconds before SIGKILL, judge it and return the result. HostError if it has ended."""
     run = _running(backend, run_id)
     backend.stop(run, grace, f"stopped by {owner()}")
     return _judge_or_wait(backend, run_id)
 
 
 def look(backend: Backend, run_id: str) -> Hang:
-    """Tell what the ranks of a run wait for. HostError if it is not running."""
+    """Return what a running run's ranks wait for. HostError if it has ended."""
     return backend.look(_running(backend, run_id))
 
 
 def _running(backend: Backend, run_id: str) -> Run:
-    """Load a run that has no result. HostError if it has one."""
+    """Return a recorded run that has no result, orphaned ones closed first. HostError if it has one."""
     _require_supervised(backend, run_id)
     if result := store.read_result(backend.context.directory, run_id):
         raise HostError(f"run {run_id} has ended: {result.verdict}", hint=f"labctl show {run_id}")
@@ -306,21 +301,21 @@ def _running(backend: Backend, run_id: str) -> Run:
 
 
 def _judge_or_wait(backend: Backend, run_id: str) -> Result:
-    """Judge a run, or wait for another labctl that does; return the result. HostError if that writes none in time."""
+    """Judge a run, or wait for the process that does, and return the result. HostError if none appears."""
     with suppress(filelock.LockHeld):
         return judge(backend, run_id, _drop)
     return judged(backend, run_id)
 
 
 def stop_all(backend: Backend, run_ids: Iterable[str], message: str) -> None:
-    """Stop these runs; skip those that have ended or cannot be reached."""
+    """Stop these runs with this message, skipping runs that fail to stop with HostError."""
     for run_id in run_ids:
         with suppress(HostError):
             backend.stop(backend.recorded(run_id), GRACE, message)
 
 
 def end_all(backend: Backend) -> None:
-    """Stop the lab's running runs and judge them; failures are skipped."""
+    """Stop the lab's running runs and judge each, skipping all HostErrors."""
     with suppress(HostError):
         running = [run.id for run in backend.active().values() if run.state == "running"]
         stop_all(backend, running, f"{owner()} took the lab down")
@@ -338,11 +333,12 @@ def logs(
     rank: int | None = None,
     timestamps: bool = False,
 ) -> None:
-    """Pass on what a run, or one rank of it, has printed; with ``follow`` also what it prints until it ends."""
+    """Pass a run's redacted output, or one rank's, to ``on_line``, with times if asked; ``follow`` until it ends."""
     hides = hidden(backend.settings)
     directory = backend.context.directory
 
     def show(when: float | None, text: str) -> None:
+        """Pass a line, redacted and with its time if asked, to ``on_line``."""
         on_line(store.redact(timed(when, text) if timestamps else text, hides))
 
     def show_lines(lines: Sequence[Line]) -> None:
@@ -361,10 +357,10 @@ def logs(
 
 
 def timed(when: float | None, text: str) -> str:
-    """Put a line behind its time, or behind ``-`` if that is not known."""
+    """Render ``TIME TEXT`` in ISO format, or ``- TEXT`` if the time is unknown."""
     shown = datetime.fromtimestamp(when).astimezone().isoformat(timespec="milliseconds") if when else "-"
     return f"{shown} {text}"
 
 
 def _drop(_: object) -> None:
-    """Discard the lines of a run."""
+    """Ignore the lines of a run."""

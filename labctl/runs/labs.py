@@ -20,17 +20,17 @@ LISTED = 20
 
 
 def changing(context: Context, command: str) -> AbstractContextManager[None]:
-    """Hold the lock for changes to the lab during the block; wait for another holder. LockHeld if it keeps the lock."""
+    """Hold the lab's change lock in the block, waiting up to PATIENCE for another holder. LockHeld after that."""
     return filelock.held(context.directory / filelock.LAB, command, wait=filelock.PATIENCE, notice=context.notice)
 
 
 def preview_up(backend: Backend) -> tuple[Plan, Plan]:
-    """Return the two plans that would bring the lab up, the second as far as it is known before the first is done."""
+    """Return the plans to prepare and to bring up the lab, changing nothing."""
     return backend.plan_prepare(preview=True), backend.plan_up(preview=True)
 
 
 def bring_up(backend: Backend) -> LabStatus:
-    """Bring the lab up; return its state. HostError names what failed on each host."""
+    """Prepare and start the lab under its lock; return its status. HostError names what failed on each host."""
     with changing(backend.context, "labctl up"):
         backend.carry_out(backend.plan_prepare())
         backend.carry_out(backend.plan_up())
@@ -38,7 +38,7 @@ def bring_up(backend: Backend) -> LabStatus:
 
 
 def status(backend: Backend) -> LabStatus:
-    """Return the state of the lab with its latest runs."""
+    """Return the status of the lab with the states of its latest runs."""
     runs = judge.states(backend, LISTED)
     return replace(backend.status(), runs=tuple(RunState(run.run_id, run.state) for run in runs))
 
@@ -51,7 +51,7 @@ def take_down(
     state: str = "",
     ask: Callable[[str], bool] | None = None,
 ) -> PlanPreview:
-    """End the lab's runs and remove it; return the plan. HostError if ``ask``, if given, does not agree to end runs."""
+    """End the lab's runs and remove it; return the plan. HostError if ``ask`` says no to ending runs."""
     with changing(backend.context, command):
         plan = backend.plan_down(images=images, state=state)
         if runs := warn_of_runs(backend):
@@ -63,7 +63,7 @@ def take_down(
 
 
 def warn_of_runs(backend: Backend) -> tuple[str, ...]:
-    """Warn of the runs that are under way, and return them as text."""
+    """Warn of running runs that will end; return them as texts, () if there are none."""
     runs = backend.under_way()
     if runs:
         backend.context.warn(f"this ends {'; '.join(runs)}")

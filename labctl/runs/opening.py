@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def connected(
     context: Context, command: str = "", settings: Settings | None = None, **options: Any
 ) -> Iterator[Backend]:
-    """Connect the backend of this directory's lab. ConfigError if the backend does not support ``command``."""
+    """Connect the backend of the lab in the block. ConfigError if it is no lab or lacks ``command``."""
     settings = settings or named_settings(context)
     if command:
         backends.require(settings, command)
@@ -36,14 +36,14 @@ def connected(
 
 @contextmanager
 def docker(context: Context, command: str, settings: Settings | None = None, **options: Any) -> Iterator[Any]:
-    """Connect the lab's Docker backend. ConfigError if the lab's backend does not support ``command``."""
+    """Connect the Docker backend in the block. ConfigError if the lab's backend does not support ``command``."""
     with connected(context, command, settings or context.settings(), **options) as backend:
         yield backend
 
 
 @contextmanager
 def to_bring_up(context: Context, workload: str) -> Iterator[Backend]:
-    """Connect the backend for `up`, with the image of ``workload`` if it is named. ConfigError if not initialised."""
+    """Connect the backend for `up` in the block, with a workload's image if named. ConfigError without .env."""
     contexts.require_initialised(context)
     settings = settings_for(context, workload)
     warn_of_environment(context, settings)
@@ -53,7 +53,7 @@ def to_bring_up(context: Context, workload: str) -> Iterator[Backend]:
 
 @contextmanager
 def to_remove(context: Context, *, images: bool) -> Iterator[Backend]:
-    """Connect the backend with all hosts of the lab, also drained ones. ConfigError if ``images`` is not supported."""
+    """Connect the backend with drained hosts too, in the block. ConfigError if ``images`` is not supported."""
     settings = named_settings(context)
     if images:
         backends.require(settings, "down --images")
@@ -65,7 +65,7 @@ def to_remove(context: Context, *, images: bool) -> Iterator[Backend]:
 def to_run(
     context: Context, name: str, options: RunOptions, ask: Ask | None, *, again: bool = False
 ) -> Iterator[tuple[Backend, Request]]:
-    """Connect the backend and build the request of a run; warn of unknown options. ConfigError for invalid ones."""
+    """Connect the backend and yield it with a run's request; warn of unknown options. ConfigError if invalid."""
     from labctl.jobs import request
     from labctl.runs import start
 
@@ -88,7 +88,7 @@ def to_run(
 
 @contextmanager
 def to_replay(context: Context, run: str) -> Iterator[tuple[Backend, Request]]:
-    """Connect the backend and build the request of a replay. HostError that lists what is no longer available."""
+    """Connect the backend and yield it with a replay's request. HostError if something it needs has changed."""
     from labctl.jobs import replay as replays
     from labctl.jobs.request import RunOptions
     from labctl.records import store
@@ -107,7 +107,7 @@ def to_replay(context: Context, run: str) -> Iterator[tuple[Backend, Request]]:
 
 @contextmanager
 def of_run(context: Context, run: str) -> Iterator[tuple[Backend, str]]:
-    """Connect the backend; yield it with the id of a recorded run. ConfigError for an unknown run."""
+    """Connect the backend and yield it with a recorded run's id. ConfigError if there is no such run."""
     from labctl.records import store
 
     settings = named_settings(context)
@@ -118,7 +118,7 @@ def of_run(context: Context, run: str) -> Iterator[tuple[Backend, str]]:
 
 @contextmanager
 def of_batch(context: Context, command: str, name: str, options: RunOptions) -> Iterator[tuple[Backend, Workload]]:
-    """Connect the backend for a batch of runs; yield it with their workload. ConfigError if not supported."""
+    """Connect the backend and yield it with the workload of a batch or bisection. ConfigError if unsupported."""
     from labctl.jobs.request import choose_workload
 
     settings = context.settings()
@@ -130,7 +130,7 @@ def of_batch(context: Context, command: str, name: str, options: RunOptions) -> 
 
 
 def warn_of_environment(context: Context, settings: Settings) -> None:
-    """Warn of variables of the person's environment that choose devices, which a lab does not take."""
+    """Warn of each variable of the shell that would choose devices, and that the lab ignores."""
     from labctl.backends import spec
 
     for text in spec.unused_choices(settings, context.environ):
@@ -138,7 +138,7 @@ def warn_of_environment(context: Context, settings: Settings) -> None:
 
 
 def named_settings(context: Context, *, quiet: bool = False) -> Settings:
-    """Return the settings of the context's lab. ConfigError if it is not a lab directory, unless ``quiet``.
+    """Return the lab's settings. ConfigError without .env and LAB_NAME, not checked if ``quiet``.
 
     ``quiet``: for commands that examine a machine without a lab, too, and give the warnings of its settings themselves.
     """
@@ -150,13 +150,13 @@ def named_settings(context: Context, *, quiet: bool = False) -> Settings:
 
 
 def initialised_settings(context: Context) -> Settings:
-    """Return the settings of a directory that `labctl init` has made. ConfigError if it is none."""
+    """Return the settings of a directory with a .env. ConfigError without one."""
     contexts.require_initialised(context)
     return context.settings()
 
 
 def settings_for(context: Context, workload: str) -> Settings:
-    """Return the settings, with the image that ``workload`` needs unless that is empty."""
+    """Return the lab's settings with the image that a workload needs, unless the name is empty."""
     settings = context.settings()
     if not workload:
         return settings
@@ -167,7 +167,7 @@ def settings_for(context: Context, workload: str) -> Settings:
 
 
 def listing(context: Context) -> tuple[RunSummary, ...]:
-    """List the lab's runs, the latest first; if some have no result, nodes are asked and ended runs are judged."""
+    """Return the lab's run summaries, latest first; if some have no result, ask the nodes and judge ended ones."""
     from labctl.records import store
     from labctl.runs import judge
 
@@ -179,7 +179,7 @@ def listing(context: Context) -> tuple[RunSummary, ...]:
 
 
 def show(context: Context, run: str) -> ShownRun:
-    """Return a run (its id, or ``latest``), with its result if it has one. An ended run is judged first."""
+    """Return a run, by id or ``latest``, with its result if it has one; judge it first if it has ended."""
     from labctl.records import store
     from labctl.runs import judge
 
@@ -192,7 +192,7 @@ def show(context: Context, run: str) -> ShownRun:
 
 
 def results(context: Context, runs: Iterable[str]) -> list[Result]:
-    """Return the results of runs, each once. HostError for a run that has none."""
+    """Return the results of runs, each once, judging those that have ended. HostError for one without a result."""
     from labctl.records import store
 
     named_settings(context)
@@ -207,7 +207,7 @@ def results(context: Context, runs: Iterable[str]) -> list[Result]:
 
 
 def records(context: Context, runs: Iterable[str]) -> list[RecordedRun]:
-    """Read the records of runs, each once. HostError for a run that has no result."""
+    """Return the records of ended runs, each once, to compare. HostError for a run without a result."""
     from labctl.runs import compare as comparing
 
     return [comparing.read(context.directory, result) for result in results(context, runs)]

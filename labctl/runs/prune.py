@@ -18,7 +18,7 @@ class PrunedRuns(Struct, frozen=True):
 
 
 def choose(lab: Path, keep: int) -> PrunedRuns:
-    """Return the finished runs except the latest ``keep``; a run that a running one resumes is kept."""
+    """Return done runs to remove (not the latest ``keep``, resumed, locked ones), and how many stay; delete none."""
     needed = {store.job(store.directory(lab, run_id)).resumed.partition("/")[0] for run_id in store.unjudged(lab)}
     ended = [run_id for run_id in store.ids(lab) if store.state(lab, run_id) == "done"]
     candidates = [run_id for run_id in reversed(ended[keep:]) if run_id not in needed]
@@ -27,7 +27,7 @@ def choose(lab: Path, keep: int) -> PrunedRuns:
 
 
 def remove(lab: Path, run_id: str) -> None:
-    """Remove the record and results of a run. HostError if they cannot be removed."""
+    """Delete a run's record and outputs, its result last. HostError if that fails, LockHeld if it is in use."""
     path = store.directory(lab, run_id)
     with store.recording(lab, run_id):
         if store.outputs(lab, run_id).is_dir():

@@ -8,7 +8,7 @@ from labctl.jobs.replay import ReplayedRun
 
 
 def require_same(backend: Backend, run: ReplayedRun) -> None:
-    """Raise HostError that lists all that a recorded run used and that is no longer available."""
+    """Raise HostError listing all that a recorded run used and that has changed or is missing, if any."""
     hint = f"put that back, or run it as things are now: labctl run {run.job.workload.name}"
     missing = tuple(backend.not_replayable(run))
     if len(missing) == 1:

@@ -20,7 +20,7 @@ MOST = 1 << 14
 
 
 def read(lab: Path, run_id: str) -> Iterator[Sample]:
-    """Yield the samples of a run written so far, in order.
+    """Yield a run's samples so far: of metrics.jsonl up to an incomplete line, else parsed from its output.
 
     Without ``metrics.jsonl`` in the record they are parsed from its output, without times.
     """
@@ -40,7 +40,7 @@ def read(lab: Path, run_id: str) -> Iterator[Sample]:
 
 
 def _read_output(lab: Path, run_id: str) -> Iterator[Sample]:
-    """Yield the samples in the output of a run; none if the record is incomplete."""
+    """Yield samples parsed from a run's recorded output, without times; none if the record is incomplete."""
     try:
         sampler = Sampler(store.load_job(lab, run_id).workload.metrics)
         stream = files.open_regular(store.directory(lab, run_id) / store.OUTPUT)
@@ -52,7 +52,7 @@ def _read_output(lab: Path, run_id: str) -> Iterator[Sample]:
 
 
 def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:
-    """Return the samples of each metric, in order; of more than ``MOST`` every second, fourth ... one."""
+    """Map each metric to its samples in order, thinned to at most MOST by leaving out every second one."""
     kept: dict[str, list[Sample]] = {}
     count: Counter[str] = Counter()
     every: dict[str, int] = {}
@@ -69,13 +69,13 @@ def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:
 
 
 def step_times(by_metric: Mapping[str, Sequence[Sample]]) -> list[tuple[int, float]]:
-    """Return steps and the seconds of each, from the metric with the most steps that have a time."""
+    """Return (step, seconds per step) between samples of the metric with most timed steps; [] without any."""
     longest = max(map(_timed_steps, by_metric.values()), key=len, default=[])
     return [(to, (end - begin) / (to - of)) for (of, begin), (to, end) in pairwise(longest) if to > of]
 
 
 def _timed_steps(samples: Sequence[Sample]) -> list[tuple[int, float]]:
-    """Return step and time of the samples that have both."""
+    """Return (step, seconds) of samples that have both."""
     return [
         (sample.step, sample.seconds) for sample in samples if sample.step is not None and sample.seconds is not None
     ]

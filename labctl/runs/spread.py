@@ -47,7 +47,7 @@ class Spread(Struct, frozen=True, kw_only=True):
 
     @property
     def usual(self) -> float | None:
-        """The coefficient of variation; None of fewer than three runs."""
+        """Return the coefficient of variation; None for fewer than FEWEST runs."""
         return self.cv if len(self.values) >= FEWEST else None
 
 
@@ -90,7 +90,7 @@ class RepeatedRuns(Struct, frozen=True, kw_only=True):
 
 
 def repeated(runs: Sequence[Result], target: str) -> RepeatedRuns:
-    """Return the spread of a run that was repeated; ``target`` is the workload, or ``--script FILE``."""
+    """Return the spread of repeated runs with effects and a conclusion; ``target`` is what was run."""
     spread, effects = spreads(runs), tuple(within("A", runs))
     return RepeatedRuns(
         runs=tuple(runs), spread=spread, effects=effects, conclusion=conclusion(effects, spread.values(), target)
@@ -98,7 +98,7 @@ def repeated(runs: Sequence[Result], target: str) -> RepeatedRuns:
 
 
 def spreads(results: Sequence[Result]) -> dict[str, Spread]:
-    """Return the spread of each metric that any of these runs has."""
+    """Map each metric of these runs to its values, mean, median and coefficient of variation; omit empty ones."""
     spread: dict[str, Spread] = {}
     for name in _names(results):
         if values := tuple(_figures(name, results).values()):
@@ -116,7 +116,7 @@ def spreads(results: Sequence[Result]) -> dict[str, Spread]:
 
 
 def within(group: str, results: Sequence[Result]) -> Iterator[Effect]:
-    """Yield for each metric how far the furthest of the runs with the same settings is from the mean of the others.
+    """Yield an effect per metric: how far the furthest of runs with equal settings is from the others' mean.
 
     The usual difference is estimated from the others, if they are enough: a run would widen it for itself.
     """
@@ -141,7 +141,7 @@ def within(group: str, results: Sequence[Result]) -> Iterator[Effect]:
 
 
 def between(name: str, group: str, against: str, groups: Mapping[str, Mapping[str, Spread]]) -> Effect:
-    """Compare a metric of a group with another group; the usual difference is estimated from all groups."""
+    """Return a metric's effect of a group against another, judged by all groups' spread; unjudged if one lacks it."""
     spread, other = groups[group].get(name), groups[against].get(name)
     recorded = [metric for metric in (spread, other) if metric]
     effect = Effect(
@@ -160,7 +160,7 @@ def between(name: str, group: str, against: str, groups: Mapping[str, Mapping[st
 
 
 def usual_difference(samples: Iterable[Sequence[float]], count: int, other: int) -> float | None:
-    """Return the usual difference of the logarithms of two means, of ``count`` and ``other`` runs; None if unknown.
+    """Return the 99 % bound of two means' difference of logarithms; None if no sample has FEWEST values.
 
     ``samples`` are the figures of runs with the same settings; those of three or more tell it, if all are above 0.
     """
@@ -174,7 +174,7 @@ def usual_difference(samples: Iterable[Sequence[float]], count: int, other: int)
 
 
 def judged(effect: Effect, usual: float | None) -> Effect:
-    """Return the effect with its change, and a verdict if the usual difference of logarithms is known and not large."""
+    """Return an effect with its change; also noise and verdict if the usual difference is known and small."""
     change = change_of(effect.value, effect.other)
     if change is None or usual is None:
         return replace(effect, change=change)
@@ -186,12 +186,12 @@ def judged(effect: Effect, usual: float | None) -> Effect:
 
 
 def change_of(value: float | None, other: float | None) -> float | None:
-    """Return the difference of a value to another as a share of that; None if one is missing or the other is 0."""
+    """Return (value - other) / |other|; None if one is missing or other is 0."""
     return None if value is None or not other else (value - other) / abs(other)
 
 
 def in_words(effect: Effect) -> str:
-    """Render an effect, as ``throughput: 25 % slower, more than the usual 4 %``; of a run with its id."""
+    """Render an effect, as ``throughput: 25 % slower, more than the usual 4 %``; with the run's id if it is one's."""
     name = titled(effect.metric, at_end=effect.at_end)
     if effect.change is None:
         return f"{name}: {_quantity(effect.value, effect.unit)} against {_quantity(effect.other, effect.unit)}"
@@ -203,7 +203,7 @@ def in_words(effect: Effect) -> str:
 
 
 def _judgement(effect: Effect) -> str:
-    """Render whether a difference is more than usual; empty if that is unknown."""
+    """Render that a difference is more or no more than usual, or cannot be told; empty if unknown."""
     if effect.noise is not None:
         than = "more than" if effect.verdict == "more than noise" else "no more than"
         return f", {than} the usual {human.share(effect.noise)}"
@@ -211,7 +211,7 @@ def _judgement(effect: Effect) -> str:
 
 
 def conclusion(effects: Collection[Effect], spreads: Iterable[Spread], target: str) -> str:
-    """Render how the usual difference was estimated, or that runs are too few, and the command for more; else empty.
+    """Render how the usual difference was found, or that runs are too few and how to run more; empty otherwise.
 
     ``target`` is what the command runs: the workload, or ``--script FILE``.
     """
@@ -224,22 +224,22 @@ def conclusion(effects: Collection[Effect], spreads: Iterable[Spread], target: s
 
 
 def titled(metric: str, *, at_end: bool) -> str:
-    """Return a metric's name for people: ``NAME at the end`` if its value is the last of a series."""
+    """Return a metric's name, with `` at the end`` if its value is the last of a series."""
     return f"{metric} at the end" if at_end else metric
 
 
 def _quantity(value: float | None, unit: str) -> str:
-    """Format a value with its unit; ``none`` for None."""
+    """Render a value with its unit; ``none`` for None."""
     return "none" if value is None else f"{human.number(value)} {unit}".rstrip()
 
 
 def _names(results: Iterable[Result]) -> dict[str, None]:
-    """Return the names of all metrics, in order."""
+    """Return the names of all metrics as keys, in order."""
     return dict.fromkeys(chain.from_iterable(result.metrics for result in results))
 
 
 def _figures(name: str, results: Sequence[Result]) -> dict[str, float]:
-    """Return the figure of each run that has one; runs that ended with ERROR count only if all did."""
+    """Map run ids to a metric's number, where there is one; ERROR runs count only if all are."""
     results = [result for result in results if result.verdict != "ERROR"] or results
     recorded = [(result.run_id, result.metrics[name]) for result in results if name in result.metrics]
     figures = ((run_id, metric.get(final(metric))) for run_id, metric in recorded)
@@ -247,5 +247,5 @@ def _figures(name: str, results: Sequence[Result]) -> dict[str, float]:
 
 
 def _without(run_id: str, figures: Mapping[str, float]) -> list[float]:
-    """Return the figures of all other runs."""
+    """Return the figures of all runs but one."""
     return [figure for other, figure in figures.items() if other != run_id]

@@ -53,13 +53,13 @@ class DoesNotFit(HostError):
 
 
 def warn_of_unknown(context: Context, settings: Settings, workload: Workload, options: RunOptions) -> None:
-    """Warn of options that neither the workload's script nor its launcher knows, and of problems of its clone."""
+    """Warn of options that script or launcher do not know, and of remarks on the workload's clone."""
     for remark in (*external.remarks(workload, external.roots(settings)), *unknown(workload, options)):
         context.warn(remark)
 
 
 def run(backend: Backend, request: Request) -> Result:
-    """Run a workload, follow and judge it, as ERROR if it does not fit. HostError or ConfigError if it cannot begin."""
+    """Run a workload, follow and judge it; return the result, ERROR if it does not fit. HostError if not begun."""
     try:
         new = ready(backend, request)
     except DoesNotFit as error:
@@ -68,7 +68,7 @@ def run(backend: Backend, request: Request) -> Result:
 
 
 def launch(backend: Backend, request: Request) -> RunSummary:
-    """Launch a run without following it, and return its summary. HostError or ConfigError if it cannot begin."""
+    """Launch a run detached and return its summary. HostError, also if it does not fit, or ConfigError."""
     request = replace(request, options=replace(request.options, detach=True))
     new = ready(backend, request)
     _carry_out(backend, request, new)
@@ -76,7 +76,7 @@ def launch(backend: Backend, request: Request) -> RunSummary:
 
 
 def preview_run(backend: Backend, request: Request) -> PlanPreview:
-    """Return the plan of a run, after steps that bring the lab up if needed; change nothing. HostError, ConfigError."""
+    """Return a run's plan, after plans to bring the lab up if needed; change nothing. HostError if it cannot fit."""
     new = begin(backend, request, datetime.now().astimezone(), preview=True)
     if reason := why_not_fit(backend, new):
         raise HostError(reason, hint=f"labctl fit {new.job.workload.name}")
@@ -90,7 +90,7 @@ def preview_run(backend: Backend, request: Request) -> PlanPreview:
 
 
 def begin(backend: Backend, request: Request, now: datetime, *, preview: bool = False) -> Run:
-    """Build a run; if it resumes another, fetch that one's files first. HostError if the lab lacks its devices."""
+    """Build a run of a request; fetch the files of a run that it resumes first. HostError without its devices."""
     options = request.options
     if options.resume and not options.retried and not preview:
         gather(backend, options.resume)
@@ -100,19 +100,19 @@ def begin(backend: Backend, request: Request, now: datetime, *, preview: bool = 
 
 
 def gather(backend: Backend, run_id: str) -> None:
-    """Fetch all files of an earlier run, which is judged first if it was not. ConfigError if it is running."""
+    """Judge an ended run if it has no result, and fetch all its files. ConfigError if it is running."""
     judge.settle(backend, run_id)
     with locked(backend.context, run_id):
         judge.gather(backend, run_id)
 
 
 def why_not_fit(backend: Backend, run: Run) -> str | None:
-    """Return why a run cannot fit in the memory of its nodes; None if it may."""
+    """Return why a run cannot fit in its nodes' memory; None if it may."""
     return fitting.why_not_fit(run.lab, run.job, backend.settings.number("LAB_MEMORY"))
 
 
 def ready(backend: Backend, request: Request) -> Run:
-    """Build a run, observe its nodes, bring the lab up if it needs an image of its own, and check what could stop it.
+    """Build a run, bring the lab up if it needs another image, check and return it. DoesNotFit if memory is short.
 
     DoesNotFit, HostError or ConfigError for a run that cannot begin.
     """
@@ -131,7 +131,7 @@ def ready(backend: Backend, request: Request) -> Run:
 
 
 def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = False) -> Plan:
-    """Plan a run that is ready: end what earlier runs left, check nodes, launch and, unless detached, judge it."""
+    """Return a run's plan: end what earlier runs left, stage, launch and, unless detached, collect and judge."""
     unfinished = _unfinished(backend)
     of_backend = backend.plan_run(run, ended=unfinished, preview=preview)
     run_id, cause = run.run_id, f"run {run.run_id}"
@@ -143,6 +143,7 @@ def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = Fal
     )
 
     def with_record(text: str) -> Plan:
+        """Return the plan with this text in the recorded plan.txt."""
         record = (store.plan_file(text), *of_backend.record)
         stage = StageRun(run_id=run_id, job=run.job.files, record=record, code=run.job.code, cause=cause)
         launched = LaunchRun(text=of_backend.launch, cause=f"{run.job.workload.name} on {nodes}")
@@ -154,7 +155,7 @@ def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = Fal
 
 
 def _unfinished(backend: Backend) -> dict[str, str]:
-    """Return the earlier runs to end first, with the reason."""
+    """Return runs to end first, with reasons: the last one if it left processes, and orphaned ones."""
     directory = backend.context.directory
     orphaned = [run_id for run_id in store.unjudged(directory) if store.state(directory, run_id) == "orphaned"]
     active = backend.active() if orphaned else {}
@@ -162,7 +163,7 @@ def _unfinished(backend: Backend) -> dict[str, str]:
 
 
 def _carry_out(backend: Backend, request: Request, run: Run) -> RunDeployment:
-    """Carry out the plan of a run while its lock is held; return its deployment. HostError for a step that fails."""
+    """Carry out a run's plan under its lock; return its deployment with the result. HostError if a step fails."""
     options = request.options
     with locked(backend.context, run.run_id), ExitStack() as held:
         steps = plan(backend, run, options).steps
@@ -180,7 +181,7 @@ def _carry_out(backend: Backend, request: Request, run: Run) -> RunDeployment:
 
 
 def _sections(steps: tuple[Step, ...]) -> Iterator[tuple[bool, tuple[Step, ...]]]:
-    """Split a run's plan into its own steps and those of the backend, in order."""
+    """Yield consecutive steps of a plan, with True for the run's own and False for the backend's."""
     of_run = (EndRun, StageRun, LaunchRun, CollectResults, WriteResult)
     for is_own, section in groupby(steps, key=lambda step: isinstance(step, of_run)):
         yield is_own, tuple(section)
@@ -188,7 +189,7 @@ def _sections(steps: tuple[Step, ...]) -> Iterator[tuple[bool, tuple[Step, ...]]
 
 @contextmanager
 def locked(context: Context, run_id: str) -> Iterator[None]:
-    """Hold the lock of a run during the block. HostError if another command is changing the lab."""
+    """Hold a run's lock in the block, taken while the lab's lock is held. HostError if another command has that."""
     lab = context.directory
     with ExitStack() as held:
         with filelock.held(lab / filelock.LAB, store.purpose(run_id), wait=STAGING):
@@ -200,10 +201,7 @@ def locked(context: Context, run_id: str) -> Iterator[None]:
 
 
 def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Request, Result]:
-    """Bring up the lab and run again a run that failed; if the lab stays down, warn and return the old result.
-
-    If the lab does not come up, that is a warning and the last retry.
-    """
+    """Bring the lab up and run a failed run again; if it stays down, warn; return no retries and the old result."""
     try:
         options = _recover(backend, request, ended)
     except HostError as error:
@@ -215,10 +213,7 @@ def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Reques
 
 
 def _recover(backend: Backend, request: Request, ended: Result) -> RunOptions:
-    """Bring the lab up again, without the lost nodes if the workload is elastic; return the options to start with.
-
-    HostError if the lab does not come up.
-    """
+    """Bring the lab up, without lost nodes if the workload is elastic; return retry options. HostError if down."""
     context, workload, options = backend.context, request.workload, request.options
     context.notice(f"run {ended.run_id} has ended: {ended.cause}: {ended.message}; the lab is brought up again")
     try:
@@ -232,7 +227,7 @@ def _recover(backend: Backend, request: Request, ended: Result) -> RunOptions:
 
 
 def again(context: Context, workload: Workload, options: RunOptions, ended: Result) -> RunOptions:
-    """Return a retry's options, and announce it: from the run's last whole checkpoint, else from the beginning."""
+    """Return a retry's options, resuming from the last checkpoint or else starting over; announce which."""
     checkpoint, why = None, f"`{workload.name}` does not say how it resumes"
     if workload.resume:
         checkpoint, why = checkpoints.last(context.directory, ended.run_id, workload.resume)

@@ -40,7 +40,7 @@ class RunDeployment:
         return self.backend.context
 
     def host_of(self, error: HostError) -> str:
-        """Return the node that an error names, else ``local``."""
+        """Return the node that an error names, ``local`` if it names none."""
         return error.node or HERE
 
 
@@ -53,6 +53,7 @@ class EndRun(Step, frozen=True, kw_only=True):
         return f"end, fetch and close runs/{self.run_id}"
 
     def do(self, deployment: RunDeployment) -> None:
+        """End what an earlier run left, fetch its files, and close its record."""
         judge.close(deployment.backend, self.run_id)
 
 
@@ -72,6 +73,7 @@ class StageRun(Step, frozen=True, kw_only=True):
         return f"write {record} to runs/{self.run_id}, and {needed} to {naming.OUTPUTS}/{self.run_id}"
 
     def do(self, deployment: RunDeployment) -> None:
+        """Create the run's record and outputs, open its log until the deployment is over, and announce the run."""
         run = deployment.run
         deployment.began = time.monotonic()
         store.create(run.lab, self.run_id, self.job, self.record, self.code)
@@ -89,7 +91,7 @@ class LaunchRun(Step, frozen=True, kw_only=True):
         return self.text
 
     def do(self, deployment: RunDeployment) -> None:
-        """Launch the run and, unless it is detached, follow it to its end; collect its results if that fails."""
+        """Start the run if detached, else follow it to its end and keep the outcome; collect files if that fails."""
         backend, run = deployment.backend, deployment.run
         if deployment.options.detach:
             backend.start(run, deployment.options)
@@ -114,6 +116,7 @@ class CollectResults(Step, frozen=True, kw_only=True):
         return self.text
 
     def do(self, deployment: RunDeployment) -> None:
+        """Fetch the run's files from the nodes."""
         deployment.backend.collect(deployment.run.run_id)
 
 
@@ -126,7 +129,7 @@ class WriteResult(Step, frozen=True, kw_only=True):
         return f"write runs/{self.run_id}/result.json"
 
     def do(self, deployment: RunDeployment) -> None:
-        """Close the run's log, judge the run, and write its result."""
+        """Close the log, judge the run, write its result, and keep that in the deployment."""
         deployment.log.close()
         deployment.result = judge.conclude(
             deployment.backend,

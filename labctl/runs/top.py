@@ -40,7 +40,7 @@ class RunView(Struct, frozen=True, kw_only=True):
 
 
 def under_way(backend: Backend, run: str) -> ActiveRun:
-    """Return a run that is under way, by default the latest. HostError if it is not, none is, or it is unknown."""
+    """Return a running run, by default the latest. HostError if it is not running, or that is unknown."""
     directory = backend.context.directory
     run_id = store.find(directory, run) if run else ""
     active = [active for active in backend.active().values() if run_id in ("", active.id)]
@@ -59,6 +59,7 @@ class Observer:
     """Follows a run without recording it."""
 
     def __init__(self, backend: Backend, run: ActiveRun) -> None:
+        """Start to follow the run's output in the background, without samples of nodes."""
         self._backend, self._active = backend, run
         self._run = backend.recorded(run.id)
         self._tracker = tracker_of(self._run.job.workload)
@@ -71,19 +72,20 @@ class Observer:
         self._following = begin(lambda: backend.output(self._run, self._hear, self._over.is_set))
 
     def _hear(self, lines: Sequence[Line]) -> None:
+        """Track progress in lines, and count the batch."""
         self._tracker.read(lines)
         self._heard += 1
 
     @property
     def ended(self) -> bool:
-        """Tell if the run has ended. HostError if the connection to it is lost."""
+        """Tell if the run's output is over. HostError if following it failed."""
         if not self._following.done():
             return False
         self._following.result()
         return True
 
     def view(self) -> RunView:
-        """Return the current state of the run."""
+        """Return the run's state, progress, samples and straggler as known so far."""
         progress = self._tracker.progress()
         return RunView(
             run_id=self._run.run_id,
@@ -97,13 +99,13 @@ class Observer:
         )
 
     def _state(self, progress: Progress) -> str:
-        """Return ``ended``, ``waiting`` before its first line if it waits for nodes, or ``running``."""
+        """Return ``ended``, ``waiting`` if it waits for nodes and printed nothing yet, else ``running``."""
         if self.ended:
             return "ended"
         return "waiting" if self._active.waits and progress.last_line is None else "running"
 
     def look(self) -> RunView:
-        """Ask the nodes, read the lines so far for at most CATCHING_UP seconds, and return the state of the run."""
+        """Ask nodes for samples, read output up to now (CATCHING_UP seconds at most), and return the view."""
         began, heard, since = time.time(), -1, 0.0
         deadline = time.monotonic() + CATCHING_UP
         self._ask_nodes()
@@ -117,7 +119,7 @@ class Observer:
         return self.view()
 
     def watch(self, show: Callable[[RunView], bool]) -> RunView:
-        """Pass the run's state to ``show`` until the run ends or ``show`` returns False; return the last state.
+        """Pass views to ``show`` until the run ends or ``show`` returns False; return the last view.
 
         ``show`` waits between two states.
         """
@@ -130,13 +132,13 @@ class Observer:
             self._over.set()
 
     def _keep_asking_nodes(self) -> None:
-        """Read the samples of the nodes regularly until the observer is done."""
+        """Read the nodes' samples every PACE seconds until the observer is over."""
         while not self._over.is_set():
             self._ask_nodes()
             self._over.wait(PACE)
 
     def _ask_nodes(self) -> None:
-        """Read the samples of all nodes; a node without new ones keeps its last."""
+        """Read the samples of all nodes; a node with none keeps its last ones, shares are replaced."""
         tables = self._tables()
         sampled = [samples.parse(node, table) for node, table in tables.items()]
         # The samples of a node that has ended go on being shown.
@@ -146,10 +148,10 @@ class Observer:
         self._shares = {node: samples.shares(table) for node, table in tables.items()}
 
     def _tables(self) -> dict[str, str]:
-        """Return the last samples of each node, read from all at once; empty of a node that does not answer."""
+        """Map each node to the CSV of its last samples, read in parallel; empty if it does not answer."""
 
         def read(node: str) -> str:
-            """Read the last samples of a node."""
+            """Return a node's CSV of last samples; empty if the node cannot be reached."""
             try:
                 look = samples.look(self._run.job, node)
                 return self._backend.exec(self._run, node, look, limit=samples.LIMIT).out

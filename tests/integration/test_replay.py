@@ -41,7 +41,8 @@ RECORD: dict[str, Any] = {
         "ranks": [{"rank": int, "node": str}], "metrics": {str: dict}, "notes": {str: str},
         "checks": [{"criterion": str, "value": (float, None), "passed": bool}],
         "seconds": float, "started": str, "resumed": str, "retried": [str], "replays": str,
-        "domain": (str, None), "retry": (str, None), "evidence": str, "hang": (dict, None), "straggler": (dict, None),
+        "domain": (str, None), "retry": (str, None), "evidence": str, "hang": (dict, None),
+        "straggler": (dict, None), "pace": (dict, None),
     },
 }  # fmt: skip
 

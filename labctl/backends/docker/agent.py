@@ -20,7 +20,7 @@ from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.hosts.ssh_errors import ssh_reason
 from labctl.backends.state import ObservedState
 from labctl.errors import HostError, parsing
-from labctl.model import Lab, Pairs
+from labctl.model import Lab, Pace, Pairs
 from labctl.records.active import ActiveRun, Ended, LaunchError, in_use
 from labctl.records.lines import Line, line_of
 from labctl.system import human
@@ -120,6 +120,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     owner: str
     stall: float
     """Seconds of silence after which a run that had steps may be stalled; 0 for never."""
+    pace: Pace
+    """Steps of an earlier run of the same program."""
     needed: tuple[str, ...]
     """Nodes without which it cannot go on."""
     elastic: bool = False

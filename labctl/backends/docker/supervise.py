@@ -21,7 +21,7 @@ from labctl.backends.stopping import RunStopper, interrupts
 from labctl.errors import HostError
 from labctl.jobs.job import limited
 from labctl.model import LAUNCHER, Cause, Job, Lab
-from labctl.records import store
+from labctl.records import pace, store
 from labctl.records.active import Ended, LaunchError
 from labctl.records.crash import CrashWatch, judged, memory_limit
 from labctl.records.lines import Line
@@ -72,6 +72,7 @@ def launch_of(
         limit=job.timeout,
         patience=patience,
         stall=stall,
+        pace=pace.earlier(lab.directory, job),
         port=lab.master_port,
         ssh_port=lab.ssh_port,
         owner=lab.owner,

@@ -22,7 +22,8 @@ from labctl.errors import ConfigError
 from labctl.jobs import checkpoints, code, inputs, job, request
 from labctl.jobs.request import RunOptions, choose_workload, config_source, recorded
 from labctl.launchers import OPEN_MPI_NETWORK
-from labctl.model import Copy, Host, Job, Lab, Limits, Node, Pairs, Workload
+from labctl.model import Copy, Host, Job, Lab, Limits, Node, Pace, Pairs, Workload
+from labctl.records import pace
 from labctl.system import human
 from labctl.system.files import path as packaged
 from labctl.system.files import walk
@@ -103,6 +104,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     """Seconds that the command has."""
     stall: float
     """Seconds of silence after which a run that had steps may be stalled; 0 for never."""
+    pace: Pace
+    """Steps of an earlier run of the same program."""
     ssh_port: int
     needed: tuple[str, ...]
     """Nodes without which the run cannot go on."""
@@ -120,6 +123,7 @@ def launch_of(lab: Lab, built: Job, stall: float) -> Launch:
         launcher=launcher,
         limit=built.timeout,
         stall=stall,
+        pace=pace.earlier(lab.directory, built),
         ssh_port=lab.ssh_port,
         needed=launchers.needed(launcher, nodes),
         elastic=launchers.is_elastic(launcher),

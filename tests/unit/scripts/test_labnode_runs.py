@@ -288,6 +288,26 @@ def test_long_steps_are_told_in_whole_seconds(agent: ModuleType, now: list[float
     assert "; steps took 123 s; " in steps.stalled(30)
 
 
+def test_a_run_is_looked_at_after_a_few_times_what_its_steps_or_those_of_an_earlier_run_took(
+    agent: ModuleType, now: list[float]
+) -> None:
+    """Be silent before the first step, then after steps of 2 s: quiet from 4 times an earlier first and longest step."""
+    steps = agent.Steps(first_step=15, longest_step=8)
+    now[0] += 59
+    assert steps.quiet_since(600) is None
+    now[0] += 2
+    assert steps.quiet_since(600) == 100
+    for step in range(6):
+        steps.add(b"step %d/9\n" % step)
+        now[0] += 2
+    now[0] += 29
+    # A checkpoint may take 8 s.
+    assert steps.quiet_since(600) is None
+    now[0] += 2
+    assert steps.quiet_since(600) is not None
+    assert steps.stalled(600) == ""
+
+
 def test_pieces_of_long_lines_are_joined_though_ranks_print_between_them(agent: ModuleType) -> None:
     """Join pieces of long lines of two ranks: whole lines come out, the rest is unfinished."""
     pieces = agent.Pieces()
