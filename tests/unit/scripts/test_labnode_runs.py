@@ -291,7 +291,7 @@ def test_long_steps_are_told_in_whole_seconds(agent: ModuleType, now: list[float
 def test_a_run_is_looked_at_after_a_few_times_what_its_steps_or_those_of_an_earlier_run_took(
     agent: ModuleType, now: list[float]
 ) -> None:
-    """Be silent before the first step, then after steps of 2 s: quiet from 4 times an earlier first and longest step."""
+    """Be silent before the first step, then after steps of 2 s: quiet from 4 times an earlier first or longest one."""
     steps = agent.Steps(first_step=15, longest_step=8)
     now[0] += 59
     assert steps.quiet_since(600) is None
