@@ -104,7 +104,7 @@ PER_SESSION = {"HOME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TERM", "USER", "LO
 
 
 def start(*arguments: str) -> NoReturn:
-    """Become a worker, a launcher, or the command that the container was started with."""
+    """Lock devices, write files and become sshd (``worker``) or sleep (``launcher``); else become the command."""
     if arguments not in (("worker",), ("launcher",)):
         become(arguments)
     (role,) = arguments
@@ -127,7 +127,7 @@ def start(*arguments: str) -> NoReturn:
 
 
 def become(command: tuple[str, ...]) -> NoReturn:
-    """Replace this process with a command; exit 127 or 126 if that fails, as a shell does."""
+    """Replace this process with a command; exit 127 or 126 if that fails, with the usage if it is empty."""
     if not command:
         sys.exit("usage: docker run IMAGE COMMAND [ARGS...]; `labctl up` starts nodes")
     try:
@@ -144,7 +144,7 @@ def hold_leases() -> tuple[int, ...]:
 
 
 def take_lease(path: Path, deadline: float) -> int:
-    """Return a descriptor that holds the lock, after writing this node's name to the file."""
+    """Lock a device's file, or exit at the deadline; write this node's lease to it; return the descriptor."""
     descriptor = os.open(path, os.O_RDWR)
     while True:
         try:
@@ -214,7 +214,7 @@ def write_session_environment() -> None:
 
 
 def link_keras() -> None:
-    """Link ~/.keras to KERAS_HOME: Keras 2 reads data sets and weights from ~/.keras only."""
+    """Link ~/.keras, the only folder that Keras 2 reads, to KERAS_HOME, created if missing; ignore errors."""
     cache = Path(os.environ.get("KERAS_HOME", HOME / ".cache/keras"))
     with contextlib.suppress(OSError):
         if not cache.exists():
@@ -224,7 +224,7 @@ def link_keras() -> None:
 
 
 def record_devices(watch: bytes) -> None:
-    """Record the device files that this node started with, for `health`.
+    """Write ``watch`` and the device files that this node has at its start to a file, for `health`.
 
     ``watch`` is JSON: ``files``, patterns below /dev of the files that programs open, the first of which matches one
     file per device; ``tool``, the vendor's command that lists devices, if any; ``line``, a pattern of its line for one.
@@ -255,7 +255,7 @@ def become_sshd(keys: dict[str, bytes], leases: tuple[int, ...]) -> NoReturn:
 
 
 def run_with_leases(command: list[str]) -> NoReturn:
-    """Run the node's program as a child and exit with its code.
+    """Run the node's program as a child, pass it TERM, INT and HUP, and exit with its code, 128 + N for a signal.
 
     sshd closes the descriptors that it inherits, so this process holds the leases. It is the container's main process,
     so no node outlives its lease.
@@ -295,7 +295,7 @@ def mark_ready() -> None:
 
 
 def health() -> None:
-    """Exit with a line that names the problem and its remedy, if any. labctl parses the start of the line."""
+    """Check the node, again if it fails quickly; exit with its problem, if any, the start of which labctl parses."""
     count = devices_expected()
     if count and os.getuid() == 0:
         become_user(int(os.environ["LAB_UID"]), int(os.environ["LAB_GID"]))
@@ -309,7 +309,7 @@ def health() -> None:
 
 
 def node_problem(count: int) -> str | None:
-    """Return the reason why no run can use this node, or None."""
+    """Return that sshd does not listen, a device is lost or its tool timed out, with a remedy; None if healthy."""
     if not sshd_listens():
         return f"sshd does not listen; {REMEDY}"
     try:
@@ -333,7 +333,7 @@ def become_user(uid: int, gid: int) -> None:
 
 
 def device_problem(count: int) -> str | None:
-    """Return the problem of the node's devices, or None. TimeoutError if the vendor's tool times out.
+    """Return the problem of the node's device files or the vendor's tool, or None. TimeoutError if that times out.
 
     The files are not opened: some devices can be opened once only, which is up to the run. access(2) also checks the
     device cgroup, which loses devices when systemd rewrites it: devcgroup_inode_permission() in fs/namei.c.
@@ -355,10 +355,7 @@ def device_problem(count: int) -> str | None:
 
 
 def tool_problem(tool: list[str], device: str, count: int) -> str | None:
-    """Return the error of the vendor's tool, or None if it lists every device or is not installed.
-
-    TimeoutError if it times out.
-    """
+    """Return the tool's error; None if it lists all devices or is not installed. TimeoutError if it times out."""
     name = tool[0]
     if not shutil.which(name):
         return None
@@ -425,7 +422,7 @@ PERMANENT_ERRORS = ("IDENTIFICATION HAS CHANGED", "Permission denied", "verifica
 
 
 def reach(seconds: str, *nodes: str) -> NoReturn:
-    """Log in to every node at once, and retry until each answers with its name or the time is up."""
+    """Copy ssh's config and known_hosts, log in to all nodes until the time is up; exit 0 if all answered, else 1."""
     from concurrent.futures import ThreadPoolExecutor
 
     deadline = time.monotonic() + float(seconds)
@@ -440,7 +437,7 @@ def reach(seconds: str, *nodes: str) -> NoReturn:
 
 
 def reach_one(node: str, deadline: float) -> bool:
-    """Log in to a node until it answers; print a JSON line, and tell if it was reached."""
+    """Log in to a node until it answers, fails for good or time is up; print a JSON line; return True if reached."""
     began = time.monotonic()
     while True:
         left = max(1, int(deadline - time.monotonic()))
@@ -464,7 +461,7 @@ def reach_one(node: str, deadline: float) -> bool:
 
 
 def print_processes(pids: dict[int, str]) -> None:
-    """Print a JSON line for each process."""
+    """Print pid and command line of each process as a JSON line, by pid; one that is gone is left out."""
     for pid in sorted(pids):
         with contextlib.suppress(OSError):
             print(json.dumps({"pid": pid, "command": command_line(pid)[:200]}))
@@ -476,7 +473,7 @@ def command_line(pid: int) -> str:
 
 
 def reap(run_id: str, grace: str) -> None:
-    """End every process of a run, including processes that start meanwhile."""
+    """Send TERM to all processes of a run, after ``grace`` KILL for 10 s; if any are left, print them and exit 1."""
     age = os.environ.get("LABCTL_RUN_SECONDS")
     began = time.clock_gettime(time.CLOCK_BOOTTIME) - float(age) - START_MARGIN if age else math.inf
     left = processes(run_id, {}, began)
@@ -658,7 +655,7 @@ LAST_LINE = b"\x01!\x02"
 
 
 def launch_from_stdin() -> None:
-    """Launch the run that a line of stdin describes; then wait for stdin, which may ask to forget the run.
+    """Launch the run that a line of stdin describes, if any; if followed, wait for stdin, which may ask to forget it.
 
     Without such a line in time, as for a run that was refused, SIGALRM ends this process.
     """
@@ -671,7 +668,7 @@ def launch_from_stdin() -> None:
 
 
 def launch(job: dict[str, Any]) -> bool:
-    """Start a run under a supervisor process, follow it if the job asks for that, and tell if it did.
+    """Start a run under a supervisor and follow it if asked, then return True; exit if other runs have its nodes.
 
     A node has one run at a time: if other runs have the nodes, print them and exit, unless the job asks to wait.
     """
@@ -740,7 +737,7 @@ def state_of(folder: Path) -> str:
 
 
 def read_runs() -> Iterator[dict[str, object]]:
-    """Yield the runs as ``runs`` and ``launch`` print them."""
+    """Yield fields and state of each run, by folder; of a running one if it waits and seconds since ``watched``."""
     for path in sorted(RUNS.glob("*/job.json")):
         folder = path.parent
         try:
@@ -793,6 +790,7 @@ def list_runs() -> None:
 
 
 def forget(run_id: str) -> None:
+    """Remove a run's folder; do nothing if there is none, or the run is running."""
     folder = RUNS / run_id
     if folder.is_dir() and state_of(folder) != "running":
         # First the file that makes it a run for other processes.
@@ -801,7 +799,7 @@ def forget(run_id: str) -> None:
 
 
 def stop(run_id: str, grace: str, cause: str, message: str) -> None:
-    """Ask the supervisor of a run to end it; the first request sets the reason."""
+    """Ask a run's supervisor to end it; a later request only kills it, with grace 0. Exit if it is not running."""
     folder = RUNS / run_id
     if not folder.is_dir() or state_of(folder) != "running":
         sys.exit(f"run {run_id} is not running")
@@ -815,7 +813,7 @@ def stop(run_id: str, grace: str, cause: str, message: str) -> None:
 
 
 def follow(run_id: str, offset: str, run_ended: int | None = None) -> None:
-    """Print each line of output with the offset after it and its time, then ``end`` and how the run ended.
+    """Print each line of output with the offset after it and its time, then ``end`` and how it ended. Exit if no run.
 
     Exits with its reader, which closes stdin. ``run_ended`` is a descriptor that is readable once the run has ended.
     """
@@ -854,7 +852,10 @@ def whole_lines(file: IO[bytes], offset: int) -> list[bytes]:
 
 
 def watch_follower(folder: Path) -> None:
-    """Record each line from the follower, and exit when stdin closes: writes may go on to succeed for minutes."""
+    """Touch ``watched`` at each line of stdin, at ``forget`` remove the run; exit then or when stdin closes.
+
+    Writes to a follower that is gone may succeed for minutes.
+    """
     received = b"\n"
     try:
         while received:
@@ -898,7 +899,7 @@ class RunState:
         self.steps = Steps(**pace)
 
     def add(self, lines: bytes) -> None:
-        """Process lines that arrived together."""
+        """Note the reports of rank.sh, if it starts the ranks, and the steps in lines that arrived together."""
         if self._has_reports and b"!\x02" in lines:
             self._add_reports(lines)
         # Also without a step: any output shows that the run is alive.
@@ -917,7 +918,7 @@ class RunState:
         return None
 
     def _add_reports(self, lines: bytes) -> None:
-        """Read rank starts, rank exit codes and the first crash, kill and departure from rank.sh's report lines."""
+        """Note ranks' nodes, codes of failed ones until restart, first crash and killed launcher, left processes."""
         for rank, node in BEGUN.findall(lines):
             self.places[int(rank)] = node.decode(errors="replace")
             self.codes.pop(int(rank), None)
@@ -938,7 +939,7 @@ def may_name_step(lines: bytes) -> bool:
 
 
 def lines_with_steps(lines: bytes) -> list[bytes]:
-    """Return the last lines that may name a step, oldest first."""
+    """Return up to MOST_STEP_LINES last lines that may name a step, oldest first."""
     if not may_name_step(lines):
         return []
     latest_first = filter(may_name_step, reversed(lines.split(b"\n")))
@@ -1019,7 +1020,7 @@ class Steps:
 
 
 def supervise(folder: Path, job: dict[str, Any]) -> None:
-    """Run the job's command once its nodes are free; record its output and how it ended."""
+    """Run the job's command once its nodes are free; record output and end, code 130 if stopped while it waits."""
     stop_request: dict[str, object] | None = None
     while stop_request is None and waits_for_nodes(job):
         stop_request = read_stop_request(folder)
@@ -1073,7 +1074,7 @@ def describe_end(ended: dict[str, object]) -> str:
 
 
 def run_command(folder: Path, job: dict[str, Any], keep: Callable[[bytes], object]) -> dict[str, object]:
-    """Run the job's command, pass its lines to ``keep``, end it if necessary, and clean up; return how it ended."""
+    """Run the job's command, lines to ``keep``; end it if needed, clean up; return its end, 127 if not started."""
     state = RunState(has_reports=job["launcher"] != "script", pace=job.get("pace", {}))
     began = time.monotonic()
     try:
@@ -1113,7 +1114,7 @@ def run_command(folder: Path, job: dict[str, Any], keep: Callable[[bytes], objec
 
 @contextlib.contextmanager
 def sampling(job: dict[str, Any]) -> Iterator[None]:
-    """Run a sampler on each node of the run; a node on which that fails has no samples.
+    """Run a sampler on each node of the run during the block; a node on which that fails has no samples.
 
     A sampler exits when the stdin of its ssh session closes, which is a pipe from this process.
     """
@@ -1150,7 +1151,7 @@ def record(output: IO[bytes], lines: bytes) -> None:
 
 
 def read_output(source: IO[bytes], keep: Callable[[bytes], object], state: RunState) -> None:
-    """Pass whole lines to ``keep`` as they arrive; a last line without a newline gets one."""
+    """Pass whole lines, pieces joined, to ``keep`` and ``state``; split long ones; end the last with a newline."""
     partial, pieces = b"", Pieces()
 
     def add(lines: bytes) -> None:
@@ -1210,7 +1211,7 @@ def finish(folder: Path, ended: dict[str, object]) -> None:
 
 
 def judge(job: dict[str, Any], state: RunState, code: int, began: float, seconds: float) -> dict[str, object]:
-    """Return the cause and message if a command that ended by itself had a crashed rank or timed out; else empty."""
+    """Return cause and message of an ended command's failure in time, unless elastic, or of its timeout; else {}."""
     failure = state.failure
     in_time = failure is not None and failure[0] - began < job["limit"]
     if failure and in_time and (code or state.crashed is not None) and not job.get("elastic"):
@@ -1236,7 +1237,7 @@ def oversee(
     began: float,
     keep: Callable[[bytes], object],
 ) -> dict[str, object]:
-    """Wait for the command to end; end the run for the first reason to do so, and return that reason.
+    """Wait for the command's end; end the run for the first stop request or ``reason_to_end``; return that or {}.
 
     ``reader`` reads the command's output, which mostly closes when the command ends.
     """
@@ -1287,7 +1288,7 @@ def read_stop_request(folder: Path) -> dict[str, object] | None:
 
 
 def reason_to_end(folder: Path, job: dict[str, Any], state: RunState, began: float) -> dict[str, object] | None:
-    """Return the cause and message if the run must be ended now, or None."""
+    """Return cause and message if over the limit, failed, stalled, or unwatched beyond its patience; else None."""
     now = time.monotonic()
     if now - began > job["limit"]:
         return timed_out(job, state)
@@ -1302,7 +1303,7 @@ def reason_to_end(folder: Path, job: dict[str, Any], state: RunState, began: flo
 
 
 def failed(job: dict[str, Any], state: RunState, now: float) -> dict[str, object] | None:
-    """Return the cause and message if a rank, a launcher's process or a node has failed and the run does not end."""
+    """Return the reason if a rank or launcher failed CRASH_GRACE ago (not elastic) or a node is lost, or None."""
     failure = state.failure
     if failure and not job.get("elastic") and now - failure[0] > CRASH_GRACE:
         return failure[1]
@@ -1313,7 +1314,10 @@ def failed(job: dict[str, Any], state: RunState, now: float) -> dict[str, object
 
 
 def watch_nodes(folder: Path, job: dict[str, Any], state: RunState, run_ended: threading.Event) -> None:
-    """Record lost workers while no labctl follows the run; a labctl that does learns of them from Docker."""
+    """Connect to nodes while no labctl follows the run; once a needed one or all are gone, set ``state.lost``.
+
+    A labctl that follows the run learns of them from Docker.
+    """
     # The address is kept: a cluster's DNS drops the name of a pod that is too busy to be ready.
     addresses = {node: address_of(node) if job.get("in_pod") else node for node in job["nodes"]}
     failed: dict[str, list[str]] = {node: [] for node in job["nodes"]}
@@ -1380,7 +1384,7 @@ def become_as_user(directory: str, *command: str) -> NoReturn:
 def end_run(
     job: dict[str, Any], state: RunState, grace: float, began: float, looker: Looker | None, ending: dict[str, object]
 ) -> None:
-    """End a run; with a ``looker`` tell first what its ranks wait for, and add that to the reason of the end."""
+    """End a run; with a ``looker`` print first what ranks wait for, and add it to a stall's or timeout's message."""
     sentences: list[str] = []
     if looker:
         # The run is ended even if the look fails, or hangs as on a file system that does not answer.
@@ -1407,7 +1411,7 @@ class Looker:
         self._thread = threading.Thread()
 
     def poll(self) -> None:
-        """Start to look if that is due and not under way."""
+        """Start a look if `look` asks for one or a silence is due, and none is under way."""
         if self._thread.is_alive():
             return
         if (self._folder / "look").exists():
@@ -1421,7 +1425,7 @@ class Looker:
         self._thread.start()
 
     def last(self, cause: object) -> str:
-        """Look before the ranks are ended; return the sentence on what they wait for, empty if they are not stuck."""
+        """Look before ranks are ended; if stuck or stalled, print and return what they wait for; else empty."""
         if cause == "interrupted" and self._state.steps.silent <= STUCK:
             return ""
         if self._thread.ident is not None:
@@ -1447,7 +1451,7 @@ class Looker:
         (self._folder / "looked.new").rename(self._folder / "looked.json")
 
     def _tell(self) -> None:
-        """Look at the ranks; look again later if they may go on, else print the finding if still silent."""
+        """Look at the ranks: again later if they may go on; else print a finding worth a line, if still silent."""
         silent = self._state.steps.silent
         finding = look_at_ranks(self._job, self._state)
         # Ranks that have only just begun to wait may go on: they are looked at again.
@@ -1476,7 +1480,7 @@ def tells(finding: dict[str, Any]) -> bool:
 
 
 def is_stuck(finding: dict[str, Any], steps: Steps) -> bool:
-    """Tell if ranks have waited for others for so long that a run with such steps does not go on."""
+    """Tell if ranks wait in a collective for over STUCK seconds and STUCK_STEPS median steps; False if harmless."""
     if finding["kind"] in HARMLESS or not finding["collective"]:
         return False
     waited = steps.silent if finding["seconds"] is None else finding["seconds"]
@@ -1484,7 +1488,7 @@ def is_stuck(finding: dict[str, Any], steps: Steps) -> bool:
 
 
 def look_at_ranks(job: dict[str, Any], state: RunState) -> dict[str, Any]:
-    """Return what the ranks of a run wait for, by diagnosis.py; each node writes its stacks."""
+    """Have each node write its stacks; return diagnosis.py's finding on them, of kind ``unknown`` if it fails."""
     command = [*AGENT, "stacks", job["id"], job["directory"]]
     nodes: dict[str, Any] = {}
     for name, (code, printed) in ask_nodes(job, LOOK_LIMIT, command, command).items():
@@ -1503,7 +1507,7 @@ def look_at_ranks(job: dict[str, Any], state: RunState) -> dict[str, Any]:
 
 
 def look(run_id: str) -> None:
-    """Have the supervisor of a run look at its ranks, and print what it finds."""
+    """Have the supervisor of a run look at its ranks, and print what it finds; exit if it gives no answer."""
     folder = RUNS / run_id
     if not folder.is_dir():
         folder = Path(os.environ["HOME"]) / ".agent"
@@ -1562,7 +1566,7 @@ def ask_nodes(
     commands = {"launcher": in_launcher, **{node: [*ssh, node, shlex.join(in_workers)] for node in job["nodes"]}}
 
     def ask(command: list[str]) -> tuple[int, bytes]:
-        """Run a command as the lab's user; return exit code and stdout; 1 and no output on failure or timeout."""
+        """Run a command as the lab's user; return code and stdout; 1 and none on failure, 1 and a part at timeout."""
         quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
         variables = {**os.environ, "HOME": str(HOME)}
         try:

@@ -29,7 +29,7 @@ LINUX = re.compile(r"any|(many)?linux.*_(x86_64|aarch64)")
 
 
 def resolve(requirements: Path, base: Path | None) -> dict[str, str]:
-    """Return project -> version of all packages that pip would install; exit if torch is there without base."""
+    """Return project -> version that a dry run of pip would install, sorted; exit if torch is there without base."""
     if base:
         options = ["--no-build-isolation", "--requirement", str(base)]
     elif importlib.util.find_spec("torch"):

@@ -105,7 +105,7 @@ class Row(Struct, frozen=True, kw_only=True):
     seconds: float
 
     def result(self) -> str:
-        """Return ``FALSE`` if a good node was accused, else ``right``, ``unsure`` or ``missed``."""
+        """Return FALSE if a good node is accused, right if the planted is; else unsure if UNSURE, right or missed."""
         if set(self.accused) - ({PLANTED} if self.plant != "nothing" else set()):
             return "FALSE"
         if self.plant == "nothing" or self.accused:
@@ -118,7 +118,7 @@ class Row(Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def quota(container: Container, cores: float) -> Iterator[None]:
-    """Limit a container to so many cores during the block."""
+    """Limit a container to so many cores during the block; after it lift the limit, unless the container is gone."""
     container.update(cpu_period=100_000, cpu_quota=int(cores * 100_000))
     try:
         yield

@@ -59,7 +59,7 @@ def record(only: str, loads: Sequence[str], out: Path) -> None:
 
 
 def record_lab(name: str, lab: OpenLab, loads: Sequence[str], out: Path) -> None:
-    """Bring a lab up, record a run of turns under each load, and remove the lab."""
+    """Bring a lab up, write a recording of a run of turns under each load into ``out``, and remove the lab."""
     nodes = names(lab.nodes)
     run = partial(
         subprocess.run,

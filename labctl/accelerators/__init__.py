@@ -191,7 +191,7 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
         )
 
     def _way(self, host: Host) -> Request | None:
-        """Return how the host's engine passes devices, by default the vendor's last way; None for device files."""
+        """Return the host's way to pass devices if the vendor has it, else the vendor's last; None if it has none."""
         ways = self.engine.ways
         if host.request in ways:
             return host.request

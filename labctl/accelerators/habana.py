@@ -139,10 +139,7 @@ def base_for(release: str) -> str:
 
 
 def why_mismatch(release: str, image: str) -> str:
-    """Explain why an image of Habana's cannot run with a driver; empty if it can, or if its name has no release.
-
-    Image and driver may differ in the patch release.
-    """
+    """Explain that a Gaudi image's minor release is not the driver's; empty if it is, or if the name has none."""
     # As in Docker, a first part with a dot or a colon is a registry, whose address may look like a version.
     first, _, rest = image.partition("/")
     name = rest if rest and ("." in first or ":" in first) else image

@@ -49,7 +49,7 @@ def describe(accelerator: str, devices: tuple[Device, ...], run: Run = run_here)
 
 
 def read(tool: Tool, lines: Iterable[str]) -> tuple[tuple[dict[str, str], ...], tuple[str, ...]]:
-    """Split the tool's output into rows of its table, without its head, and other lines, which are messages."""
+    """Return lines with a cell per column as rows, without the head, and lines with other cells as messages."""
     rows, messages = [], []
     for line in filter(None, map(str.strip, lines)):
         cells = next(csv.reader([line], skipinitialspace=True), [])

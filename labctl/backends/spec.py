@@ -317,7 +317,7 @@ def proxies(settings: Settings) -> tuple[tuple[str, Secret], ...]:
 
 
 def hidden(settings: Settings) -> tuple[Secret, ...]:
-    """Return secrets, proxies with logins, and their passwords, of four characters or more, longest first."""
+    """Return secrets, proxies with logins, their passwords and lines, of 4 characters or more, longest first."""
     token = settings.secret("HF_TOKEN")
     secret = [*((token,) if token else ()), *dict(settings.secret_environment).values()]
     secret += [value for _, value in proxies(settings) if "@" in value.reveal()]

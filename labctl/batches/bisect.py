@@ -263,7 +263,7 @@ class _Bisection:
             yield from self.resolve((yield from self.run(pairs)), [])
 
     def opening(self) -> Steps[list[Run]]:
-        """Run one to three rounds of pairs until a pair is good, all for up to three nodes; return the runs."""
+        """Run 3 rounds of pairs at most until one is good, of 2 or 3 nodes all, and each alone; return the runs."""
         turns = list(islice(_round_robin(self.order), 3))
         if len(self.order) == 2:
             turns.append(tuple((node,) for node in self.order))

@@ -199,7 +199,10 @@ def outcomes(groups: tuple[Group, ...], done: Rounded) -> dict[Group, Outcome]:
 
 
 def outcome(job: BatchJob, metric: str) -> Outcome:
-    """Return a job's value per node, or None with why if it failed; 1 if it passed and there is no metric."""
+    """Return a job's value, a total per node, or None with a reason if the run failed; 1 if it passed without metric.
+
+    A run that missed criteria has a value.
+    """
     if not metric and job.verdict == "PASS":
         return Outcome(1)
     if job.value is None or job.verdict == "ERROR":

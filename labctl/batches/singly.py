@@ -145,7 +145,7 @@ class _Search:
         return evidence.against_bound(misses, self.error)
 
     def bad_node(self, node: str) -> BadNode | None:
-        """Return a BadNode, failing or slow, with its runs if they prove it; None otherwise."""
+        """Return a node as failing if all its runs failed, as slow if judged bad or below the minimum; else None."""
         runs = self.runs[node]
         if self.is_failing(node):
             return BadNode(node=node, kind="failing", figure=None, runs=tuple(runs))

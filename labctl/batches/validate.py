@@ -350,7 +350,7 @@ class _Course(Verdicts):
                 self.accuse(node.name, "not reached", text, failure.hint if failure else mend)
 
     def doctor_of_nodes(self) -> Outcome:
-        """Run doctor with the lab up; if that passes, a failed first doctor step passes too; skipped if down."""
+        """Run doctor again, or skip if no node is up; if it passes, mark a failed first step as passed."""
         if not self.slots:
             return Outcome("skipped", NO_LAB)
         outcome, first = self.doctor(), self.steps[0]

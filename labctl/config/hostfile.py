@@ -115,7 +115,7 @@ def host_name(word: str, where: str) -> str:
 
 
 def _entry(fields: list[str], where: str) -> tuple[str, int]:
-    """Return node and slots of a line's words, OWN without a count. ConfigError, with the right line as hint."""
+    """Return node and slots of a line's words, ``OWN`` for a name alone. ConfigError, with a right line, if wrong."""
     word, *rest = fields
     if "," in word:
         hint = f"write a line for each, such as {quote(word.partition(',')[0])}"
@@ -131,7 +131,7 @@ def _entry(fields: list[str], where: str) -> tuple[str, int]:
 
 
 def _slots(behind: str, words: list[str], where: str) -> int:
-    """Return the slots given as ``:2`` behind the name or as ``slots=2`` after it. ConfigError for anything else."""
+    """Return a line's slots, as ``:2`` behind the name or ``slots=2``. ConfigError unless 1 to 1024, given once."""
     if not words:
         return slot_count(behind[1:], where)
     key, equals, count = words[0].partition("=")

@@ -284,7 +284,7 @@ _ONCE = "name each machine once; `slots=` says how much of it is used"
 
 
 def _first(text: str) -> str:
-    """Return the first line that is neither empty nor a comment; empty if there is none."""
+    """Return the first line with content, stripped and cut at a `#`; empty if none."""
     match = re.search(r"^[ \t]*([^#\s][^#\n]*)", text, re.MULTILINE)
     return match[1].rstrip() if match else ""
 

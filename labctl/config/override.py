@@ -23,7 +23,7 @@ FILES = ("configs", "secrets")
 def read(directory: Path, services: tuple[str, ...]) -> Pairs:
     """Read compose.override.yml as JSON by service, ``""`` for other sections. ConfigError if it cannot be used.
 
-    It is raised for invalid YAML, for a service that the lab does not have, and for a relative path.
+    It is raised for invalid YAML, ``name``, ``include``, a service that the lab does not have, and a relative path.
     """
     sections = _sections(directory)
     if "name" in sections or "include" in sections:
@@ -98,7 +98,7 @@ def _paths(key: str, value: Any) -> Iterator[Any]:
 
 
 def _volume_sources(volumes: list[Any]) -> Iterator[Any]:
-    """Yield the sources of bind mounts among volumes; of a text such as ``./a:/b`` the whole text."""
+    """Yield volumes that name a path: a bind mapping's source, a text as a whole; named volumes are left out."""
     for volume in volumes:
         if isinstance(volume, dict) and volume.get("type") == "bind":
             yield from _members(volume, "source")

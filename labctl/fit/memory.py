@@ -243,7 +243,7 @@ RECOMPUTE = "Korthikanti et al. 2022 (Reducing Activation Recomputation), sectio
 
 
 def lines(training: Training) -> tuple[MemoryItem, ...]:
-    """Return every component of this training's memory that is not zero.
+    """Return the memory components not zero in some phase; of models trained in turn, those of the highest peak.
 
     RLHF trains its models in turn: both stay allocated, and the model that needs more memory is counted as active.
     """

@@ -98,7 +98,7 @@ def _names_any(layer: str, modules: tuple[str, ...]) -> bool:
 
 
 def read(path: Path) -> DecoderConfig:
-    """Read a model's shape from a config.json, or a directory with it. ConfigError if the model is not OPT."""
+    """Read a model's shape from a config.json, or a directory with it. ConfigError if it is invalid or not OPT's."""
     file = path / "config.json" if path.is_dir() else path
     try:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -284,7 +284,7 @@ def arguments(argv: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def _shape(workload: Workload, declared: str | None, given: Mapping[str, list[str]]) -> DecoderConfig | None:
-    """Read a model's shape from the declared path, ``{name}`` filled from ``--name``; None if the path is empty."""
+    """Read a model's shape from the declared path, ``{name}`` filled from ``--name``; None if either is missing."""
     path = _filled(declared or "", given)
     return read(workload.directory / path) if path else None
 

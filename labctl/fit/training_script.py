@@ -43,7 +43,7 @@ _ASSIGNED = re.compile(r"(?<!\S)(\w+)=((?!\$\{?\d)[^\s;&|\"']+)")
 
 
 def described(workload: Workload, script: Path) -> Workload:
-    """Return a script's workload with the model, DeepSpeed's configuration and arguments that `fit` needs.
+    """Return a script's workload with model, DeepSpeed configuration and arguments for `fit`. ConfigError if unknown.
 
     ConfigError if the script does not name the OPT model or the step that it trains.
     """
@@ -77,7 +77,7 @@ def _setup_variables(script: Path, model: str, step: str) -> dict[str, str]:
 
 
 def _options(code: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of main.py in the script, variables filled in, as text; ``actor_`` is cut from names."""
+    """Return main.py's options in the script, variables filled in, names without ``actor_``; {} without main.py."""
     command = re.search(r"\bmain\.py\b([^\n]*)", code)
     argv = shlex.split(re.split(r"\s(?:\d?>|&>|\|)", command[1])[0]) if command else []
     options = arguments(tuple(_filled(word, variables) for word in argv))

@@ -312,9 +312,9 @@ class RunLog:
         return bool(RANKS_STARTED.search(text))
 
     def close(self) -> None:
-        """Close the files and redact ranks' logs. HostError if output is lost, unless the disk was full before.
+        """Close the log, if open, and redact ranks' logs. HostError if that fails, unless the disk was full before.
 
-        Not for a disk that was full before: the run has ended for it.
+        A disk that was full before has ended the run already.
         """
         if not self._stream.closed:
             try:

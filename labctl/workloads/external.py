@@ -228,7 +228,7 @@ def require_device(of: Workload, accelerator: str, clones: Mapping[str, Path]) -
 
 
 def locate(clone: ExternalRepo, script: str, root: Path | None) -> Path:
-    """Return the script's path in the clone on the host. ConfigError, with the nearest script, if it is missing."""
+    """Return the script's path in the clone on the host. ConfigError without either; it names the nearest script."""
     label = f"`{clone.family}/{script or 'SCRIPT'}`"
     if root is None:
         raise ConfigError(

@@ -106,7 +106,7 @@ def _shown(path: Path) -> str:
 
 
 def _read_file(path: Path, launchers: tuple[str, ...]) -> list[Declared]:
-    """Read a workload file; return each variant and its rehearsal, or one workload named after the folder."""
+    """Read a workload file; return its variants and rehearsals, or one as the folder is named. ConfigError if bad."""
     folder = path.parent
     root = compose(path, _shown(path), hint="a workload needs description, launcher, script and timeout")
     fields = schema(folder, launchers)

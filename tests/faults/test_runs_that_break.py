@@ -84,7 +84,7 @@ def test_a_worker_whose_sshd_is_killed_ends_the_run_and_up_mends_it(lab: Lab) ->
 
 
 def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left(lab: Lab) -> None:
-    """Pause worker-1: exit code 124, stalled; the next run ends its processes."""
+    """Pause worker-1: exit code 124, stalled, and a run meanwhile exits with 3; the next one ends what was left."""
     with lab.stubborn_run("--json") as (running, run_id):
         worker = lab.containers()["worker-1"]
         pause(worker)

@@ -47,7 +47,7 @@ def compare(row: Callable[..., None], what: str, labctl: object, machine: object
 
 
 def _compare_sampler(fixtures: Path, row: Callable[..., None], nvml: Any, handles: list[Any]) -> None:
-    """Pass the sampler's and NVML's values to ``row``; compare only that idle cards are not throttled."""
+    """Write sampler.json, pass its and NVML's values to ``row``; compare only that idle cards are not throttled."""
     sys.path.append(str(ROOT / "docker"))
     import nvidia_sampler
     from sampler import columns

@@ -33,7 +33,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hosts_see_what_git_tracks_of_a_clone_as_it_is_now(rack_lab: RackLabs, clone: Path) -> None:
-    """Tracked files are on both hosts, read-only; an edit is sent by `up`; 300 MB give exit code 2."""
+    """Hosts see tracked files read-only, `up` sends only edits, a run on both passes; 300 MB give exit code 2."""
     lab = rack_lab(2, HOST_REPO_PATH=str(clone))
     tracked = subprocess.check_output(["git", "-C", clone, "ls-files"], text=True).splitlines()
     lab.call("up").expect(0)
@@ -60,7 +60,7 @@ def test_hosts_see_what_git_tracks_of_a_clone_as_it_is_now(rack_lab: RackLabs, c
 
 
 def test_one_command_fills_the_cache_of_every_host_once(rack_lab: RackLabs, tmp_path: Path) -> None:
-    """`cache --hosts` sends files and links, and nothing again; a host without sshd gives exit code 3."""
+    """`cache --hosts` sends files and links once; a host without sshd gives exit code 3, the other its new file."""
     lab = rack_lab(2)
     home = {"HOME": str(tmp_path / "home")}
     cache = tmp_path / "home/.cache/labctl"

@@ -174,7 +174,7 @@ def test_status_says_what_docker_says(lab: Lab) -> None:
 
 @pytest.mark.parametrize("command", [("status", "--json"), ("up", "--dry-run"), ("down", "--dry-run")], ids=" ".join)
 def test_looking_changes_nothing(lab: Lab, command: tuple[str, ...]) -> None:
-    """status and dry runs change no container, network or file's time."""
+    """status and dry runs of up and down change no container, network or time of a file in .lab/nodes."""
 
     def state() -> object:
         """Return containers, networks and the modification times of files in .lab/nodes."""
@@ -197,7 +197,7 @@ def test_a_dry_run_of_up_on_a_lab_that_is_down_makes_nothing(fresh_lab: FreshLab
 
 @pytest.mark.smoke
 def test_down_twice_and_with_the_state_directory_deleted(fresh_lab: FreshLab, image: str) -> None:
-    """`down` exits with 0 the second time too, and removes everything of the lab without .lab."""
+    """`down` exits with 0 the second time and without .lab too, and removes all of the lab and nothing foreign."""
     lab = fresh_lab(LAB_NODES="1")
     lab.call("up").expect(0)
     with stranger(lab, image) as container:

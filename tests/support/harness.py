@@ -344,7 +344,7 @@ class Lab:
         return output
 
     def processes_of(self, run_id: str) -> list[str]:
-        """List the processes with the run's id in their environment, in all containers."""
+        """List the processes with the run's id in their environment, as ``node: path``, in all running containers."""
         search = 'grep -slaF -- "$0" /proc/[0-9]*/environ || true'
         return [
             f"{node}: {path}"

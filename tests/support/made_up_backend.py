@@ -193,7 +193,7 @@ class Ranks:
             self._changed.notify_all()
 
     def follow(self, on_lines: OnLines, given_up: Callable[[], bool] = bool) -> None:
-        """Pass the run's lines to ``on_lines``, from the first to its end; an empty batch per second without output."""
+        """Pass the run's lines to ``on_lines`` until its end or ``given_up``; an empty batch per silent second."""
         place = 0
         while not given_up():
             with self._changed:

@@ -102,7 +102,7 @@ def weight_files(snapshot: Path) -> list[Path]:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, snapshot: Path) -> None:
-    """Copy a snapshot's tensors into the model one by one. InputError for a wrong shape or a missing tensor."""
+    """Copy a snapshot's tensors to the model, skip unknown ones. InputError for a wrong shape or missing tensor."""
     parameters = dict(model.named_parameters())
     missing = set(parameters) - {HEAD}
     for key, tensor in read_weights(snapshot):

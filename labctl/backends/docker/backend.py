@@ -410,7 +410,10 @@ class DockerBackend:
         return bool(own_image and readiness.not_up(new.lab, new.job.containers, cast("ObservedState", new.observed)))
 
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
-        """Raise HostError or ConfigError if the run cannot begin; a preview only warns of a lab not up."""
+        """Raise HostError or ConfigError if hosts, lab or inputs are not ready or nodes in use; note busy hosts.
+
+        A preview only warns of a lab that is not up.
+        """
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import readiness
 

@@ -53,10 +53,10 @@ class Engine(Protocol):
         limit: float,
         typed: Input | None = None,
     ) -> int:
-        """Run a program in a container, with an empty line on its stdin each second; pass on lines, return the code.
+        """Run a program in a container; pass on its lines, return its code. HostError after ``limit`` seconds.
 
         The terminal's Ctrl-C does not reach it. Its input gets what is ``typed``, and an empty line each second; it
-        stays open until that is closed, or this process or the connection ends. HostError after ``limit`` seconds.
+        stays open until that is closed, or this process or the connection ends.
         """
 
     def attach(

@@ -178,7 +178,7 @@ class MultiHostEngine:
             time.sleep(1)
 
     def _answers(self, lab: str, parts: Mapping[str, ObservedState], host: str) -> dict[str, str]:
-        """Ask sshd of a host's workers from other hosts; return the best answer to each by name."""
+        """Ask sshd of a host's running workers from each other host's container; return the best answer by worker."""
         others = [name for name in parts if name != host]
         running_here = [container for container in parts[host].containers if container.state == "running"]
         workers = tuple(container.node for container in running_here if container.role == "worker")

@@ -319,13 +319,13 @@ def describe_node(name: str, job: Job) -> str:
 def node_losses(
     stop: RunStopper, lab: Lab, job: Job, losses: Losses, notice: Callable[[str], object]
 ) -> Iterator[None]:
-    """Stop the run, during the block, when a node that it needs is lost; report the loss of any other."""
+    """Stop the run, during the block, if a node it needs or the last is lost; report the loss of any other."""
     launcher = job.workload.launcher
     needed = (LAUNCHER, *launchers.needed(launcher, tuple(node.name for node in job.nodes)))
     lock = lab.directory / filelock.LAB
 
     def hear(node: str, cause: Cause, reason: str) -> None:
-        """Stop the run for a loss, or note it in ``stop.gone`` if the launcher goes on without the node."""
+        """Note a node that the launcher can miss in ``stop.gone``; for others, or if all are gone, stop the run."""
         if node not in job.containers:
             return
         command = f" during {filelock.holder(lock)}" if filelock.is_held(lock) else ""

@@ -167,7 +167,7 @@ class _Reading:
             self.settings[key] = str(value)
 
     def resources(self, *path: str | int) -> None:
-        """Set accelerator, slots, memory, CPU by limits, else requests; list others as left out."""
+        """Set accelerator, slots, memory, huge pages and CPU by limits, else requests; list others as left out."""
         asked = {**(self.take(*path, "requests") or {}), **(self.take(*path, "limits") or {})}
         self.settings["LAB_ACCELERATOR"] = accelerators.CPU
         for name, amount in asked.items():

@@ -183,7 +183,7 @@ def submit_by_hand(lab: ClusterLab, workload: Workload, options: RunOptions) -> 
 
 
 def delete(lab: ClusterLab, workload: str, *, storage: bool) -> Submitted:
-    """Delete the job of a workload submitted by hand; return what was deleted. ConfigError if there is none."""
+    """Delete a workload's job submitted by hand, if ``storage`` also claims; return what was. ConfigError if none."""
     name = job_name(lab.name, workload)
     kind = lab.kind_of(name)
     objects = [(owned_kind, name) for owned_kind in (kind, *OWNED[kind])]

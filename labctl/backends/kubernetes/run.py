@@ -129,7 +129,7 @@ def kind_of(api: Api, settings: Settings) -> Kind:
 
 
 def submit(api: Api, lab: str, manifests: Sequence[Manifest]) -> None:
-    """Apply a job and its objects, owned by it, after a dry run; on HostError remove them if the job is new."""
+    """Apply a job and its objects, owned by it, after a dry run; on any error remove them if the job is new."""
     objects = prepare(api, lab, manifests)
     job = render.job_in(objects)
     kind, name = job["kind"], job["metadata"]["name"]

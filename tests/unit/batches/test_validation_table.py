@@ -66,7 +66,7 @@ def test_a_run_that_lacks_turns_is_no_recording() -> None:
 
 
 def test_a_recording_is_small_and_read_as_it_was_written(tmp_path: Path) -> None:
-    """Write and read a recording: it is equal, in a file of 55 lines."""
+    """Write noise of 50 rounds and read its folder: the same recording, a line for each round and 5 more."""
     recording = noisy(4)
     path = noise_recording.write(recording, tmp_path / "noise")
     assert path.name == "made-up-idle.json"
@@ -75,7 +75,7 @@ def test_a_recording_is_small_and_read_as_it_was_written(tmp_path: Path) -> None
 
 
 def test_the_turns_of_a_recording_are_those_of_the_profile_quick() -> None:
-    """Ask for the command of four nodes: turns and rounds equal the profile quick's."""
+    """Ask for the command of four nodes: `run matmul` with a timeout of 15m, 2 rounds and 50 turns."""
     assert table.command(4) == ("run", "matmul", "--timeout", "15m", "--set", "rounds=2", "--set", "turns=50")
 
 
@@ -100,7 +100,7 @@ def test_of_the_last_host_only_as_many_nodes_as_are_left_take_part() -> None:
 
 
 def test_lasting_differences_of_recorded_nodes_are_not_noise_of_hosts_with_a_node_each() -> None:
-    """Split a recording into single nodes: speeds relative to each node's own."""
+    """Split readings of nodes with speeds 1 and 2 into single nodes: all speeds are 1, lost times stay."""
     rounds = (((1.0, 0.1), (2.0, 0.2)),) * 3
     series = noise_recording.node_each(Recording(lab="", load="", seconds=1.0, rounds=rounds))
     assert series.speeds.tolist() == [[1.0]] * 6

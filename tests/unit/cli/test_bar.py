@@ -134,7 +134,7 @@ def test_quiet_leaves_out_what_runs_print_and_nothing_else(capsys: pytest.Captur
 
 
 def test_a_pipe_has_the_lines_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """Show progress into a pipe: the line is printed unchanged, and no bar."""
+    """Show progress into a pipe: a line with colour and carriage return is printed unchanged, and no bar."""
     output = Output()
     with output.showing(lambda: FOUND, 0, 60):
         output.event(Event("line", "\x1b[31mred\r 50%"))

@@ -325,7 +325,7 @@ def test_a_file_of_the_project_that_git_ignores_is_said_not_to_be_in_the_run(tmp
 
 
 def test_a_file_that_is_named_from_beside_the_project_is_named_from_where_ranks_start(tmp_path: Path) -> None:
-    """Format a FileNotFoundError for mine/words.txt, typed beside the project mine: the path from its start is named."""
+    """Format a FileNotFoundError for mine/words.txt, typed beside project mine: its path from the start is named."""
     root, record = tmp_path / "mine", tmp_path / "runs/r1"
     for folder in (root / "data", record):
         folder.mkdir(parents=True)

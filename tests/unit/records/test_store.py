@@ -194,7 +194,7 @@ def test_an_unknown_run_names_the_latest(tmp_path: Path, run_id: str) -> None:
 
 @pytest.mark.parametrize("broken", [b"{", b'{"run_id": "\xff"}', b"[]", b"{}"])
 def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Path, broken: bytes) -> None:
-    """List runs: latest first, a broken result without a verdict; [] in another directory."""
+    """List runs: latest first, at most the limit, a broken result without a verdict; () in another directory."""
     for run_id in ("20260101-a", "20260103-c", "20260102-b"):
         started(lab(directory=tmp_path), run_id)
     store.finish(lab(directory=tmp_path), result("20260103-c"))

@@ -274,7 +274,7 @@ def test_figures_without_any_number_have_no_chart() -> None:
 
 
 def test_of_times_the_longest_is_the_worst() -> None:
-    """Render latencies: the longest first in the chart."""
+    """Render latencies with a limit and without: the longest is first in the chart."""
     times = (20.0, 31.5, 18.0)
     figures = tuple(
         Figure(step="latency", what="latency", node=f"worker-{number}", value=value, unit="µs", limit="<= 25 µs",

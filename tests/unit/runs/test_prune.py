@@ -12,7 +12,7 @@ from labctl.system import filelock, files
 
 
 def run(lab: Path, run_id: str, *, judged: bool = True, resumed: str = "") -> Path:
-    """Write the record of a run; return its directory."""
+    """Write the record of a run, with a result if ``judged``; return its directory."""
     path = lab / "runs" / run_id
     (path / "ranks").mkdir(parents=True)
     (path / "ranks/rank-0.log").write_text("hello\n")

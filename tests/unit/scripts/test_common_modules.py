@@ -57,7 +57,7 @@ def test_other_errors_keep_their_traceback(tmp_path: Path) -> None:
 
 
 def test_only_rank_0_prints(tmp_path: Path) -> None:
-    """Call say() as rank 0, rank 1 and without ranks: rank 1 prints nothing."""
+    """Call say() as rank 0, as rank 1 and without ranks: rank 1 prints nothing, and without ranks it is 0 of 1."""
     code = "from rank_group import RANK, WORLD, say\nsay(f'{RANK} of {WORLD}')"
     assert run(tmp_path, code, RANK="0", WORLD_SIZE="2").stdout == "0 of 2\n"
     assert run(tmp_path, code, RANK="1", WORLD_SIZE="2").stdout == ""

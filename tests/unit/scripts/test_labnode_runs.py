@@ -557,7 +557,7 @@ def test_a_pod_whose_name_the_clusters_dns_forgets_is_not_lost(
 
 
 def test_a_node_that_is_slow_to_answer_is_not_lost_at_once(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a node not answer for a short time: the run ends well."""
+    """Let a node not answer for a short time: the run ends with code 0 and all of its output."""
     monkeypatch.setattr(agent, "NODE_POLL", 0.05)
     monkeypatch.setattr(agent, "UNANSWERED", 1000)
     monkeypatch.setattr(agent, "connect_error", lambda *_: "it does not answer")

@@ -161,7 +161,7 @@ def test_impossible_arguments_are_refused_with_the_reason(lora: SimpleNamespace,
 def test_only_a_model_with_safetensors_is_taken(
     lora: SimpleNamespace, tmp_path: Path, files: list[str], reason: str | None
 ) -> None:
-    """Check a model folder: only safetensors with config.json are accepted."""
+    """Check a model folder: safetensors with config.json are accepted; others are an InputError with the reason."""
     for name in files:
         (tmp_path / name).touch()
     if reason is None:

@@ -43,7 +43,7 @@ Opt = SimpleNamespace
 def test_shapes_are_the_published_ones(
     opt: Opt, name: str, hidden: int, layers: int, heads: int, projected: int, norm_before: bool
 ) -> None:
-    """Load published configurations: their sizes."""
+    """Load published configurations: sizes as published, ffn 4 x hidden, 50272 tokens, 2048 positions."""
     config = opt.shapes.load(name)
     assert (config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]) == (
         hidden,

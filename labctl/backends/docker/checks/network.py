@@ -32,7 +32,10 @@ SECONDS = int(TRAFFIC_SECONDS / 3)
 
 
 def address_pools(ctx: CheckContext) -> Iterator[Finding]:
-    """Create and remove a test network: ok, or an error if addresses are used up. HostError for other causes."""
+    """Yield ok if the network exists or a test one works, an error if addresses ran out; nothing for ``host``.
+
+    HostError if a test network fails for another reason.
+    """
     if ctx.lab.network == "host":
         return
     if ctx.network:
@@ -135,7 +138,7 @@ def traffic(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def path_taken(ctx: CheckContext, node: str, answer: Mapping[str, Any], direction: int, expected: int) -> Finding:
-    """Return ok or an error by the interface that a node's bytes took; ``direction`` 0: received, 1: sent."""
+    """Return ok if the host's interface took ``expected`` bytes, else an error; ``direction``: 0 received, 1 sent."""
     chosen = ctx.lab.host_of(node).interface
     through = {name: both[direction] for name, both in answer["through"].items()}
     others = astray(through, chosen, answer["kin"].get(chosen, []), expected)

@@ -151,7 +151,7 @@ def not_examined(cluster: Cluster, failed: Iterable[Finding], failure: HostError
 
 
 def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
-    """Load the lab, without devices if all hosts lack them; also return the errors of hosts that lack devices."""
+    """Load the lab, as a CPU lab if that fails; return it and hosts' device errors, the failure for all if it did."""
     try:
         lab, capabilities = load_lab(context, cluster, ask=can_probe(cluster), refresh=True)
         return lab, {name: why for name, why in capabilities.failed.items() if name not in cluster.failed}

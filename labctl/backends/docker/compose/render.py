@@ -159,7 +159,7 @@ def links(node: Node) -> tuple[File, ...]:
 
 
 def watch(lab: Lab, node: Node) -> tuple[File, ...]:
-    """Return devices.json, which tells the node's agent how to check devices; () without devices."""
+    """Return devices.json, by which the node's agent checks devices; () if it has none or the vendor no ``watch``."""
     description = accelerators.get(lab.accelerator).watch
     if not description or not node.devices.devices:
         return ()

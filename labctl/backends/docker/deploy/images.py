@@ -157,7 +157,7 @@ def unfit_images(cluster: Cluster) -> dict[str, HostError]:
 
 
 def check_image(context: Context, cluster: Cluster) -> None:
-    """Raise HostError if this machine's image is no node's or does not fit the driver; warn if it is out of date."""
+    """Raise HostError if this machine's image does not start as a node or fit the driver; warn if out of date."""
     image, engine = cluster.image, DockerEngine() if cluster.remote_hosts else cluster.daemons[HERE]
     name, below = catalog.name_of(image), cluster.base_image
     labels = foreign.require_node(engine, image, below)
@@ -223,7 +223,7 @@ def build_image(
 
 
 def build_from(context: Context, cluster: Cluster, base: str) -> dict[str, Any]:
-    """Build an image for nodes on top of any image, with this machine's engine; return a report of it."""
+    """Build a node image on any base with this machine's engine; return a report. HostError if the base is a node."""
     from labctl.backends.docker.images import build
 
     request = build.request(cluster.settings, cluster.accelerator, base, context.directory, context.environ)

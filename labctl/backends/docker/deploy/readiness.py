@@ -74,8 +74,9 @@ def require_ready(
     launcher: bool,
     preview: bool,
 ) -> None:
-    """Raise HostError or ConfigError if the run cannot begin; a preview only warns of a lab that is not up.
+    """Require current containers and inputs of a run, else HostError or ConfigError; nothing if ``observed`` is None.
 
+    A preview only warns of a lab that is not up.
     ``launcher``: the user chose the launcher, so the image must have its program.
     """
     if observed is None:
@@ -234,7 +235,7 @@ def _on_nodes(run: ActiveRun, nodes: set[str]) -> ActiveRun:
 def without_lost(
     context: Context, cluster: Cluster, options: RunOptions, ended: Result, error: HostError
 ) -> RunOptions:
-    """Return the options without nodes that are not up again; raise ``error`` if all or none are gone."""
+    """Return options without nodes not up again, and warn; raise ``error`` if none, all or the launcher is gone."""
     observed, answering = preflight.observe(context, cluster)
     running = (container for container in observed.containers if container.state == "running")
     healthy = {container.node for container in running if not lost(container.reason)}

@@ -320,7 +320,7 @@ class SshConnection(Connection):
         return ssh_errors.excerpt(text.decode("utf-8", "replace"))
 
     def _log_in(self, opening: str, deadline: float) -> str:
-        """Start the master, again while sshd is busy; return the script's output. HostError on failure."""
+        """Start the master, retry transient errors until ``deadline``; return the script's output. Else HostError."""
         pauses = iter(RETRIES)
         earlier: HostError | None = None
         while True:

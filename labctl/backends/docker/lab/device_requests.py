@@ -115,7 +115,7 @@ def foreseen(
 
 
 def require_runtime(accelerator: str, host: Host, engine: Capabilities) -> None:
-    """Raise HostError if the accelerator's only way is the vendor's runtime, and the engine has not got it."""
+    """Raise HostError if a host with devices needs the vendor's runtime as the only way and the engine lacks it."""
     access = accelerators.get(accelerator).engine
     if access.ways == ("runtime",) and host.devices:
         information = engine.information()

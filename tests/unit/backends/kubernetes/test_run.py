@@ -427,7 +427,7 @@ def test_a_job_that_fails_before_it_begins_says_why(world: World, reason: str, c
 
 @pytest.mark.parametrize("kind", ["Succeeded", "Complete"])
 def test_a_job_that_has_succeeded_and_whose_launcher_is_gone_is_not_waited_for(world: World, kind: str) -> None:
-    """A job that has succeeded without a launcher ends at once as no-metric, and its files' place is told."""
+    """See Succeeded or Complete without a launcher: exit code 1, cause no-metric, and a message where files are."""
     world.job(**condition(kind))
     assert world.follow().code == 1
     assert world.said == []
@@ -439,7 +439,7 @@ def test_a_job_that_has_succeeded_and_whose_launcher_is_gone_is_not_waited_for(w
 
 
 def test_a_job_that_failed_and_whose_launcher_is_gone_had_begun(world: World) -> None:
-    """A job that has failed without a launcher, but was running, is told as ended by the cluster."""
+    """See Failed, Running before, without a launcher: exit code 1, and a message that the cluster ended it."""
     failed = condition("Failed", "BackoffLimitExceeded", "Job has reached the limit")
     failed["status"]["conditions"].append({"type": "Running", "status": "False"})
     world.job(**failed)
@@ -1344,7 +1344,7 @@ def fetched(world: World) -> Callable[..., tuple[Path, list[str]]]:
     """Return a function that records the run and fetches planted files; returns their folder and the warnings."""
 
     def fetch(*members: tuple[tarfile.TarInfo, bytes], end: tuple[int, bytes] = SUCCESS) -> tuple[Path, list[str]]:
-        """Record the run, fetch what tar prints; return the results' folder and the warnings."""
+        """Fetch what tar prints, assert that success alone makes ~/.fetched; return results' folder and warnings."""
         said: list[str] = []
         running.recorded(world.lab, world.new)
         world.api.programs = serving(*members, end=end)

@@ -39,7 +39,7 @@ class Storing(RunningApi):
         self.said: list[str] = []
 
     def _answer_of(self, kind: str, name: str, method: str, body: Manifest | None, options: Any) -> Manifest | None:
-        """Answer as the fake API; each request for the pod takes its next state."""
+        """Answer as the fake API; a GET of the pod sets its log and takes its next state, None if ``gone``."""
         found = super()._answer_of(kind, name, method, body, options)
         self.seen |= {one for one, _ in self.objects}
         if kind != "Pod" or method != "GET" or not name or not found:
