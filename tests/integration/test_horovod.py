@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hangs.cases import PROGRAMS
 from support import repository as repositories
 from support.harness import Lab
 from support.repository import WORDS, said
@@ -171,3 +173,20 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(horovod_lab: Lab, lau
     assert "worker-1 (rank 1)" in answer.json["message"]
     assert horovod_lab.processes_of(run_id) == []
     horovod_lab.call("up").expect(0)
+
+
+def test_a_rank_that_misses_an_allreduce_is_named_with_the_lines_of_both(horovod_lab: Lab) -> None:
+    """Rank 1 sleeps instead of joining an allreduce of Horovod: stalled, the sentence names rank, node and lines."""
+    program = PROGRAMS / "skipped_by_horovod.py"
+    shutil.copy(program, horovod_lab.path)
+    lines = program.read_text().splitlines()
+    waits, apart = (
+        f"{program.name}:{next(number for number, line in enumerate(lines, 1) if line.endswith(mark))}"
+        for mark in ("# others wait", "# apart")
+    )
+    argv = ("--script", program.name, "--launcher", "horovod", *TWO, "--timeout", "2m", "-s", "LAB_STALL_SECONDS=4")
+    document = horovod_lab.call("run", *argv, "--json", limit=300).json
+    assert (document["cause"], document["hang"]["kind"]) == ("stalled", "missing-rank")
+    sentence = document["hang"]["sentence"]
+    assert sentence.startswith("rank 1 (worker-1) has not joined allreduce")
+    assert (waits in sentence, apart in "\n".join(document["hang"]["lines"])) == (True, True)
