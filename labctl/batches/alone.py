@@ -89,7 +89,7 @@ class Trial:
         return tuple(dict.fromkeys(chain(failed, *unsure.values())))
 
     def unsure(self, limit: Limit) -> list[str]:
-        """Return the nodes of an unsure verdict by a metric whose last run passed and that may run more often."""
+        """Return the nodes whose verdict by this metric is unsure, whose last run passed, that may run again."""
         most = MOST_ROUNDS if self.check.nodes == "turns" else MOST_RUNS
         judged = self.judged[limit.metric]
         unsure = [node for node in judged if judged[node].verdict == "unsure" and self.runs[node][-1].passed]

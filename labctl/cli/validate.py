@@ -126,7 +126,7 @@ def report_text(report: ValidationReport, *, verbose: bool = False) -> str:
 
 
 def measurements_table(figures: Sequence[Figure]) -> str:
-    """Render a table of figures with each measurement; empty without figures."""
+    """Render a line per figure with its measurements in order, or else its one value; empty without figures."""
     rows = [
         (f"{figure.step}: {figure.what}", figure.node or "all", figure.unit, measurements_text(figure))
         for figure in figures

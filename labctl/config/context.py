@@ -78,7 +78,7 @@ class Context(Struct, frozen=True, kw_only=True):
         (self.directory / KEPT).unlink(missing_ok=True)
 
     def declared(self) -> Settings:
-        """Load flags, environment and .env: LAB_PACKAGES with LAB_REQUIREMENTS. ConfigError if invalid."""
+        """Load flags, environment and .env; add LAB_REQUIREMENTS to LAB_PACKAGES, make LAB_DOCKERFILE absolute."""
         loaded = self._with_requirements(settings.load(self.directory, self.environ, self.flags))
         if name := loaded.text("LAB_DOCKERFILE"):
             path = self.directory.absolute() / Path(name).expanduser()

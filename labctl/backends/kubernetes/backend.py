@@ -330,7 +330,7 @@ class KubernetesBackend:
         )
 
     def _again(self, job: Job, target: Target) -> NewClusterRun:
-        """Return the run that repeats a recorded one, from its record's objects and today's secrets."""
+        """Build a run that repeats a recorded one: its objects under this run's names, today's owner and secrets."""
         cluster, before = self._cluster, self._cluster.place_of(job.replays)
         target = replace(target, kind=next(kind for kind, name in KINDS.items() if name == before.kind))
         name = job_name(cluster.name, job.workload.name, job.run_id)

@@ -53,7 +53,7 @@ def test_a_program_is_named_as_it_was_given(options: RunOptions, name: str, text
 
 
 def test_it_is_said_if_a_program_is_not_started_for_each_rank() -> None:
-    """Ask for remarks: on programs that start ranks themselves, and on commands without a project."""
+    """torchrun is remarked on unless `per` is given, and a command in `here` if nothing is copied; others are not."""
     assert next(program.remarks(RunOptions(command=("torchrun", "a.py")))) == (
         "-- torchrun a.py: it starts its ranks itself, so it runs once on each node; --per-rank starts it for each rank"
     )

@@ -196,7 +196,7 @@ def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
 
 
 def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:
-    """Return the accelerator of the hosts, ``none`` or ``unknown``, and the reason, by current or last reports."""
+    """Return the accelerator, as set or found, and why; ``none`` if hosts lack it, ``unknown`` if unreachable."""
     configured = settings.text("LAB_ACCELERATOR")
     with connect(context, settings, demand=False) as cluster:
         silent = [error.message for error in cluster.failed.values()]

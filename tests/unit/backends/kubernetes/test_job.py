@@ -285,7 +285,7 @@ def test_the_same_settings_give_the_same_text_which_yaml_reads_back() -> None:
 
 
 def test_files_for_kustomize_have_every_object_but_the_secret() -> None:
-    """kustomization() has a file for each object but the Secret, which it names as left out."""
+    """kustomization() has a file per object but the Secret, returned as left out; no token is in a file."""
     where, made = built("hello-mpi", ROOT, NOTHING, **TOKENS)
     files, left_out = render.kustomization(render.manifests(where, made))
     index = yaml.safe_load(next(one.content for one in files if one.path == "kustomization.yaml"))
