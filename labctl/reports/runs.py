@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.model import CriterionResult, Result
-from labctl.records import last_words, metrics, places, store, verdict
+from labctl.records import last_words, metrics, places, store, straggler, verdict
 from labctl.records.metrics import Sample
 from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
@@ -58,6 +58,8 @@ class Section(Struct, frozen=True):
     """Lines of the log with the metrics that missed a criterion."""
     last: str
     """Last lines of the log."""
+    late: str
+    """Sentence on the node that the others waited for; empty if there is none."""
 
 
 class Report(Struct, frozen=True):
@@ -385,12 +387,14 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
 
 
 def _section(label: str, run: RecordedRun, path: Path) -> Section:
-    """Read the end of a run's log; return its last lines, a failure's cause, and the lines of missed metrics."""
+    """Read the end of a run's log; return last lines, a failure's cause, lines of missed metrics and a late node."""
     result, lines = run.result, store.last_lines(path / store.OUTPUT, TAIL)
     failed = result.verdict != "PASS" and result.cause != "criteria"
     cause = last_words.cause_of(result, lines) if failed else []
     missed = _missed(run, lines)
-    return Section(label, result, cause=_excerpt(cause), missed=_excerpt(missed), last=_excerpt(lines[-EXCERPT:]))
+    late = straggler.sentence(result.straggler) if result.straggler else ""
+    last = _excerpt(lines[-EXCERPT:])
+    return Section(label, result, cause=_excerpt(cause), missed=_excerpt(missed), last=last, late=late)
 
 
 def _missed(run: RecordedRun, lines: Sequence[str]) -> Iterator[str]:

@@ -177,7 +177,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(horovod_lab: Lab, lau
 
 def test_a_rank_that_misses_an_allreduce_is_named_with_the_lines_of_both(horovod_lab: Lab) -> None:
     """Rank 1 sleeps instead of joining an allreduce of Horovod: stalled, the sentence names rank, node and lines."""
-    program = PROGRAMS / "skipped_by_horovod.py"
+    program = PROGRAMS / "others/skipped_by_horovod.py"
     shutil.copy(program, horovod_lab.path)
     lines = program.read_text().splitlines()
     waits, apart = (

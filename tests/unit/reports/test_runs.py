@@ -151,6 +151,15 @@ def test_a_run_that_missed_a_criterion_shows_the_line_of_its_metric_in_place_of_
     assert shown.strip() == "<pre>Throughput: 24.8 samples/sec</pre>"
 
 
+def test_a_node_that_the_others_waited_for_is_named(tmp_path: Path) -> None:
+    """Report a run with a straggler: its sentence is on the page; without one there is no such heading."""
+    late = {"node": "worker-1", "share": 0.08, "others": 0.56, "behind": 0.33}
+    records.write(tmp_path, FIRST, straggler=late)
+    records.write(tmp_path, SECOND)
+    assert "<p>worker-1 arrives last, the others wait for it: " in report(tmp_path, FIRST).html
+    assert "Node that the others waited for" not in report(tmp_path, SECOND).html
+
+
 def test_a_metric_that_was_found_is_shown_with_its_unit_and_the_text_that_has_it(tmp_path: Path) -> None:
     """Report a metric found in the output: its unit and the line that has it."""
     line = {"found": "1.2 samples/s", "line": "step 9: 24.8 samples/s"}
