@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MOST_LINES = 6
 # Share of a core from which a rank that others wait for is busy.
 BUSY = 0.5
+# Share of a core below which a process does nothing.
+IDLE = 0.05
 # Seconds below which a rank is not said to wait: it may be about to go on.
 LEAST_WAIT = 2
 # Code that is not the person's own: Python's, the image's packages, and labctl's startup hook.
@@ -34,7 +36,11 @@ MPI_CALL = re.compile(
 )
 # A message of NCCL's, as the recorder names it: this rank's place in the group, and its partner's.
 NCCL_MESSAGE = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
+# Horovod's files but those that call the person's code, as its elastic mode, or are called all the time.
+HOROVOD = re.compile(r"/horovod/(?!.*(?:elastic|optimizer)\.py$)")
 MESSAGES = ("send", "ssend", "recv", "probe", "wait", "waitall", "waitany")
+# Mark of NCCL's groups; workloads/common/flight_recorder.py.
+OF_NCCL = " of NCCL"
 # Collectives to which every rank of a group gives the same number of values.
 EVEN = ("all_reduce", "allreduce", "broadcast", "reduce")
 
@@ -76,7 +82,9 @@ class Rank:
 
     @property
     def is_uninterruptible(self) -> bool:
-        return bool(self.process) and self.process["state"][:1] == "D"  # type: ignore[index]
+        # A rank that reads from a disk is in this state for moments.
+        process = self.process
+        return bool(process) and process["state"][:1] == "D" and process["stays"] and process["cores"] < IDLE  # type: ignore[index]
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,8 @@ def longest(waits: Iterable[Wait]) -> float | None:
 
 
 def ranks_of(nodes: Mapping[str, Any], places: Mapping[int, str], codes: Mapping[int, int]) -> dict[int, Rank]:
-    """Return the ranks that have begun, by number."""
+    """Return the ranks that have begun, by number: by ``places``, else as they joined a group."""
+    places = {**dict(joined(nodes)), **places}
     ranks = {}
     for number, node in sorted(places.items()):
         looked = nodes.get(node, {"error": "it was not looked at"})
@@ -160,6 +169,14 @@ def ranks_of(nodes: Mapping[str, Any], places: Mapping[int, str], codes: Mapping
         unreached, is_unknown = looked.get("unreached", ""), "error" in looked
         ranks[number] = Rank(number, node, main, unreached, is_unknown, codes.get(number))
     return ranks
+
+
+def joined(nodes: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """Yield rank and node of each process that joined a process group."""
+    for node, looked in nodes.items():
+        for process in looked.get("processes", ()):
+            if process["recorder"] and process["recorder"]["rank"] is not None:
+                yield process["recorder"]["rank"], node
 
 
 def main_process(rank: int, processes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -184,8 +201,11 @@ def is_wrapper(process: Mapping[str, Any]) -> bool:
 def wait_of(rank: Rank, ranks: Mapping[int, Rank]) -> Iterator[Wait]:
     """Yield what a rank waits in: its first collective that is not finished, else a message or a call of MPI."""
     every = tuple(ranks)
-    for entry in rank.recorder["collectives"]:
-        if not entry["done"] and entry["age"] >= LEAST_WAIT:
+    entries = rank.recorder["collectives"]
+    for at, entry in enumerate(entries):
+        # Messages of a batch are never marked as finished; github.com/pytorch/pytorch/issues/137969.
+        is_over = entry["message"] and any(it["done"] and it["group"] == entry["group"] for it in entries[at + 1 :])
+        if not entry["done"] and not is_over and entry["age"] >= LEAST_WAIT:
             yield message_in(rank, entry) or wait_in(rank, entry, every)
             return
     if message := rank.recorder["message"]:
@@ -196,9 +216,12 @@ def wait_of(rank: Rank, ranks: Mapping[int, Rank]) -> Iterator[Wait]:
 
 
 def message_in(rank: Rank, entry: Mapping[str, Any]) -> Wait | None:
-    """Return the wait for a partner's message of NCCL; None if the entry is a collective."""
-    if not (message := NCCL_MESSAGE.match(entry["name"])):
+    """Return the wait for a message of NCCL, of an unknown partner in a batch; None if the entry is a collective."""
+    if not entry["message"]:
         return None
+    if not (message := NCCL_MESSAGE.match(entry["name"])):
+        every = tuple(rank.recorder["groups"].get(entry["group"], (rank.number,)))
+        return Wait(rank.number, entry["name"], every, rank.place, seconds=entry["age"])
     group, place = rank.recorder["groups"].get(entry["group"], ()), int(message[2])
     partner = group[place] if place < len(group) else place
     return Wait(rank.number, message[1], (rank.number, partner), rank.place, seconds=entry["age"])
@@ -236,7 +259,7 @@ def library_call(rank: Rank) -> str:
     called = [frame for frame in rank.frames if frame["file"].endswith("/distributed_c10d.py")]
     if called:
         return str(called[-1]["function"])
-    inside = [frame for frame in rank.frames if "/horovod/" in frame["file"]]
+    inside = [frame for frame in rank.frames if HOROVOD.search(frame["file"])]
     if inside:
         return str(inside[-1]["function"])
     libraries = rank.process["libraries"] if rank.process else ()
@@ -338,7 +361,8 @@ def not_joined(
     call = f"{wait.label}{of_group(wait, ranks)}"
     if len(absent) > len(waiting):
         # Without the recorder the ranks of the group are not known, and few may be all of it.
-        unsure = "" if wait.number or wait.is_message else "; whether they have to is not known"
+        is_sure = wait.number or (wait.is_message and len(wait.members) == 2)
+        unsure = "" if is_sure else "; whether they have to is not known"
         who = named(ranks, waiting, nodes=True)
         return f"{who} {waited}{since} in {call}, which {numbers(absent)} {have} not joined{unsure}"
     busy = [number for number in absent if is_busy(ranks[number])]
@@ -384,7 +408,9 @@ def crossed(waits: Mapping[int, Wait]) -> Finding | None:
         text = f"all of its {len(waits)} ranks are in {first.label}"
         if not first.number:
             return Finding("unknown", f"{text}; whether in the same call and group is not known", wait=first)
-        return Finding("all-inside", f"{text}: the network or a device, not the program", wait=first)
+        # A kernel of the program that never ends looks the same on a device.
+        cause = "the network or a device" if OF_NCCL in first.group else "the network or a device, not the program"
+        return Finding("all-inside", f"{text}: {cause}", wait=first)
     parts = [f"{numbers(members)} {be(members)} in {waits[members[0]].label}" for members in calls.values()]
     if len(calls) == 1 and not first.is_message:
         return Finding("unknown", f"{parts[0]}; nothing is known of the others", wait=first)

@@ -630,6 +630,8 @@ QUIET_STEPS, QUIET = 4, 10
 STUCK, STUCK_STEPS = 2, 3
 # What is no hang by itself: nobody waits, or nothing is known.
 HARMLESS = ("all-outside", "unknown")
+# What keeps a rank from going on, also if no other one waits for it.
+HELD = ("rank-stopped", "uninterruptible", "node-unreached")
 # Reasons to end a run before which its ranks are looked at.
 LOOKED_AT = ("stalled", "timeout", "rank-crashed", "launcher-failed", "interrupted")
 # All nodes of a run have the same image, so this program has the same path there.
@@ -981,6 +983,11 @@ class Steps:
         return render_step(kind, max(numbers, key=float, default=number), count) if number else ""
 
     @property
+    def last_output(self) -> float:
+        """Time of the last output, by the monotonic clock."""
+        return self._last_output
+
+    @property
     def silent(self) -> float:
         """Seconds since the last output."""
         return time.monotonic() - self._last_output
@@ -1274,8 +1281,7 @@ def oversee(
     command_ended.set()
     if ending:
         end.join()
-    else:
-        looker.drop_what_is_over()
+    looker.drop_what_is_over()
     return ending
 
 
@@ -1404,8 +1410,10 @@ class Looker:
         self._folder, self._job, self._state, self._keep = folder, job, state, keep
         self._told: float | None = None
         """Time of the last output before the silence that was told of."""
-        self._told_at = ""
-        """Last step before it."""
+        self._kept: tuple[str, float] | None = None
+        """Last step, and time of the last output, when `hang.json` was written."""
+        self._seen = ""
+        """What ranks whose calls have no time were seen to wait for."""
         self._next = 0.0
         """Time before which a silence is not looked at again."""
         self._thread = threading.Thread()
@@ -1431,23 +1439,36 @@ class Looker:
         if self._thread.ident is not None:
             self._thread.join(LOOK_LIMIT)
         finding = look_at_ranks(self._job, self._state)
-        if not tells(finding) or (cause != "stalled" and not is_stuck(finding, self._state.steps)):
-            self.drop_what_is_over()
+        if cause != "stalled" and self._is_new(finding):
+            time.sleep(STUCK)
+            finding = look_at_ranks(self._job, self._state)
+        is_told = cause == "stalled" or (is_stuck(finding, self._state.steps) and not self._is_new(finding))
+        if not tells(finding) or not is_told:
             return ""
         self._print(finding["sentence"], finding)
+        self._kept = None
         return str(finding["sentence"])
 
     def drop_what_is_over(self) -> None:
-        """Remove what was told of a silence after which the run has printed another step."""
-        if self._told is not None and self._told_at != self._state.steps.last:
+        """Remove what was told of a silence that another step has ended, or of a run without steps any output."""
+        if self._kept is None:
+            return
+        (step, output), steps = self._kept, self._state.steps
+        if steps.last != step or (not step and steps.last_output != output):
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 remover = as_user(self._job["directory"], ["rm", "-f", "stacks/hang.json"])
                 subprocess.run(remover, timeout=5, check=False)
 
+    def _is_new(self, finding: dict[str, Any]) -> bool:
+        """Note what ranks wait for; tell if their calls have no time, and they waited for something else before."""
+        before, self._seen = self._seen, finding["sentence"]
+        return bool(finding["collective"] and finding["seconds"] is None and before != self._seen)
+
     def _answer(self) -> None:
+        # First: if the answer cannot be written, it is not looked for again at once.
+        (self._folder / "look").unlink()
         finding = look_at_ranks(self._job, self._state)
         write(self._folder / "looked.new", json.dumps(finding).encode())
-        (self._folder / "look").unlink()
         (self._folder / "looked.new").rename(self._folder / "looked.json")
 
     def _tell(self) -> None:
@@ -1455,7 +1476,12 @@ class Looker:
         silent = self._state.steps.silent
         finding = look_at_ranks(self._job, self._state)
         # Ranks that have only just begun to wait may go on: they are looked at again.
-        if finding["kind"] not in HARMLESS and not is_stuck(finding, self._state.steps):
+        is_new = self._is_new(finding)
+        if (
+            finding["collective"]
+            and finding["kind"] not in HARMLESS
+            and (is_new or not is_stuck(finding, self._state.steps))
+        ):
             self._told, self._next = None, time.monotonic() + QUIET
         # Not if the run has printed something meanwhile.
         elif tells(finding) and self._state.steps.silent > silent:
@@ -1463,7 +1489,7 @@ class Looker:
 
     def _print(self, sentence: str, finding: dict[str, Any]) -> None:
         """Print what ranks wait for, and keep it in ``stacks/hang.json`` of the run."""
-        self._told_at = self._state.steps.last
+        self._kept = self._state.steps.last, self._state.steps.last_output
         lines = [sentence, *("  " + line for line in finding["lines"])]
         self._keep("".join(f"labctl: {line}\n" for line in lines).encode())
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -1481,7 +1507,9 @@ def tells(finding: dict[str, Any]) -> bool:
 
 def is_stuck(finding: dict[str, Any], steps: Steps) -> bool:
     """Tell if ranks wait in a collective for over STUCK seconds and STUCK_STEPS median steps; False if harmless."""
-    if finding["kind"] in HARMLESS or not finding["collective"]:
+    if not finding["collective"]:
+        return finding["kind"] in HELD
+    if finding["kind"] in HARMLESS:
         return False
     waited = steps.silent if finding["seconds"] is None else finding["seconds"]
     return bool(waited > max(STUCK, STUCK_STEPS * steps.median))

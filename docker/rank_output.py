@@ -27,8 +27,9 @@ AT_ONCE, MOST_LINES = 4096, 128
 # Bytes of a line that every launcher passes on whole: of a longer one it gets the beginning, and the log all. pdsh cuts
 # lines at 128 KiB.
 LONGEST = 120_000
-# Seconds after which an unfinished line that has grown, as by the dots of a test suite, is printed as far as it is.
+# Seconds after which an unfinished line that ends in dots or their like, as a test suite's, is printed as far as it is.
 WORDLESS = 10
+DOTS = re.compile(rb"([.#=*-])\1\1$")
 # Seconds between two looks at the launcher, and after its end until its rank must have ended.
 LOOK, ENDING = 1, 2
 LONG = re.compile(rb"[^\n]{%d,}" % AT_ONCE)
@@ -85,9 +86,9 @@ class Output:
             self._print(text[:end] and text[:end] + b"\n", self._mark)
 
     def show_unfinished(self) -> None:
-        """Print an unfinished line that is WORDLESS seconds old; what follows is printed as another line."""
-        if 0 < self._size <= LONGEST and time.monotonic() >= self._line_began + WORDLESS:
-            text = b"".join(self._partial)
+        """Print an unfinished line of dots that is WORDLESS seconds old; what follows is printed as another line."""
+        text = b"".join(self._partial) if 0 < self._size <= LONGEST else b""
+        if DOTS.search(text) and time.monotonic() >= self._line_began + WORDLESS:
             self._partial, self._size = [], 0
             write(self._log, text)
             self._send(text + b"\n", self._mark)

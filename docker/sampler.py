@@ -49,7 +49,7 @@ class Total(float):
 def main(directory: str, began: str, node: str) -> None:
     """Write samples until stdin closes."""
     sys.path.append(str(Path(__file__).parent))
-    sources = [host, ranks, *accelerators()]
+    sources: list[Source] = [host, Ranks(), *accelerators()]
     folder = Path(directory, "samples")
     # A run that has ended may have lost its directory.
     if stdin_closes(0):
@@ -254,19 +254,35 @@ def network() -> tuple[float | None, float | None]:
 
 # --- ranks ---------------------------------------------------------------------------------------------------
 
+# Seconds that a rank may take to answer: other samples wait for it.
+RANK_LIMIT = 0.3
 SOCKETS = re.compile(r" @(labctl/\S+/(\d+))$", re.MULTILINE)
 
 
-def ranks() -> Values:
-    """Return the seconds that the node's ranks were in collectives, of the rank that waits least.
+class Ranks:
+    """The share of time in which the node's ranks are in collectives, of the rank that waits least.
 
     Others wait for that one while it computes. Ranks of torch tell; workloads/common/flight_recorder.py.
     """
-    prefix = "labctl/{}/{}/".format(os.environ.get("LABCTL_RUN_ID", ""), os.uname().nodename)
-    sockets = {name: int(pid) for name, pid in SOCKETS.findall(text(PROC / "net/unix")) if name.startswith(prefix)}
-    waited = [seconds_waited(name, pid) for name, pid in sockets.items()]
-    told = [seconds for seconds in waited if seconds is not None]
-    return {"in collectives (share)": total(min(told, default=None), 1)}
+
+    def __init__(self) -> None:
+        """Start without an answer of a rank."""
+        self._before: dict[str, tuple[float, float]] = {}
+        """Socket of a rank -> time of its last answer, and the seconds that it told."""
+
+    def __call__(self) -> Values:
+        """Ask each rank; the share is None until all of them have answered twice in a row."""
+        prefix = "labctl/{}/{}/".format(os.environ.get("LABCTL_RUN_ID", ""), os.uname().nodename)
+        sockets = {name: int(pid) for name, pid in SOCKETS.findall(text(PROC / "net/unix")) if name.startswith(prefix)}
+        told = {name: (time.monotonic(), seconds_waited(name, pid)) for name, pid in sockets.items()}
+        before, self._before = self._before, {name: (at, now) for name, (at, now) in told.items() if now is not None}
+        shares = []
+        for name, (at, now) in self._before.items():
+            if name in before:
+                began, seconds = before[name]
+                shares.append((now - seconds) / (at - began))
+        is_whole = shares and len(shares) == len(sockets)
+        return {"in collectives (share)": min(1.0, *shares) if is_whole else None}
 
 
 def seconds_waited(name: str, pid: int) -> float | None:
@@ -274,8 +290,8 @@ def seconds_waited(name: str, pid: int) -> float | None:
     import stacks
 
     try:
-        return float(json.loads(stacks.ask(b"\0" + name.encode(), pid, b"waited"))["waited"])
-    except (OSError, ValueError, KeyError):
+        return float(json.loads(stacks.ask(b"\0" + name.encode(), pid, b"waited", RANK_LIMIT))["waited"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -48,25 +48,25 @@ LIBRARIES = {"libmpi": "MPI", "/horovod/": "Horovod"}
 
 def look(pids: Iterable[int]) -> list[dict[str, Any]]:
     """Return what each process does, in the order of their ids; those that end meanwhile are left out."""
-    before: dict[int, int] = {}
+    before: dict[int, tuple[int, str]] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
-            before[pid] = cpu_ticks(pid)
+            before[pid] = cpu_ticks(pid), stat(pid)[0]
     time.sleep(CPU_PERIOD)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        processes = list(pool.map(lambda each: process(*each), sorted(before.items())))
+        processes = list(pool.map(lambda pid: process(pid, *before[pid]), sorted(before)))
     return list(filter(None, processes))
 
 
-def process(pid: int, ticks: int) -> dict[str, Any] | None:
-    """Return what a process does; None if it has ended or is about to. ``ticks``: its CPU time before CPU_PERIOD."""
+def process(pid: int, ticks: int, state: str) -> dict[str, Any] | None:
+    """Return what a process does; None if it has ended. ``ticks``, ``state``: CPU time and state CPU_PERIOD before."""
     try:
-        return of_process(pid, ticks)
+        return of_process(pid, ticks, state)
     except (OSError, ValueError, KeyError, IndexError):
         return None
 
 
-def of_process(pid: int, ticks: int) -> dict[str, Any]:
+def of_process(pid: int, ticks: int, before: str) -> dict[str, Any]:
     """Return what a process does. OSError if it has ended."""
     lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
@@ -83,6 +83,7 @@ def of_process(pid: int, ticks: int) -> dict[str, Any]:
         "program": program,
         "rank": int(ranks[0]) if ranks and ranks[0].isdigit() else None,
         "state": state,
+        "stays": state[0] == before,
         "waits_in": waits_in(pid),
         "cores": round((cpu_ticks(pid) - ticks) / os.sysconf("SC_CLK_TCK") / CPU_PERIOD, 2),
         "threads": int(status["Threads"]),
@@ -94,8 +95,13 @@ def of_process(pid: int, ticks: int) -> dict[str, Any]:
 
 def cpu_ticks(pid: int) -> int:
     """Return the CPU time of a process, user and system, in clock ticks; proc(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    fields = stat(pid)
     return int(fields[11]) + int(fields[12])
+
+
+def stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def libraries(pid: int) -> list[str]:
@@ -197,10 +203,10 @@ def recorder(pid: int, variables: list[bytes]) -> dict[str, Any] | None:
     return None
 
 
-def ask(name: bytes, pid: int, question: bytes) -> bytes:
+def ask(name: bytes, pid: int, question: bytes, limit: float = ANSWER_LIMIT) -> bytes:
     """Return the answer of a process to a question at its abstract socket. OSError if another one has that name."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(ANSWER_LIMIT)
+        client.settimeout(limit)
         client.connect(name)
         peer = int.from_bytes(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
         if peer != pid:

@@ -188,7 +188,7 @@ BEFORE, AFTER, STACKS = 12, 4, 60
 
 def cause_of(result: Result, lines: Sequence[str]) -> list[str]:
     """Return output lines around what a run's ranks waited for, or around the failure in its message."""
-    if result.hang:
+    if result.hang and result.cause in ("stalled", "timeout", "interrupted"):
         return cause_lines(result.hang.sentence, lines, stalled=True)
     return cause_lines(result.message, lines)
 

@@ -80,6 +80,8 @@ WORDS: tuple[tuple[Domain, Retry, tuple[str, ...]], ...] = (
             "name resolution|Name or service not known",
         ),
     ),
+    # A server that is busy, or away for a moment, in the words of an exception that else means the code.
+    ("unknown", "unknown", (r"(?i:connection error|\btimed? ?out\b|slow ?down|try again)",)),
     # A rank that tells of its peers alone: why they are gone is not known.
     ("unknown", "unknown", (f"(?i:{last_words.PEER_LOST})",)),
     (
@@ -119,7 +121,7 @@ WORDS: tuple[tuple[Domain, Retry, tuple[str, ...]], ...] = (
 """Domain, outlook, and the patterns of a failure's words that tell them; the first that matches decides."""
 
 # A run at its time limit whose ranks waited for each other: more time would not have helped, another attempt may.
-HUNG = re.compile(r"timed out after [^;]*; (?!no rank wrote)(?P<hang>.*)", re.DOTALL)
+HUNG = re.compile(r"timed out after [^;]*; (?!no rank wrote|could not kill)(?P<hang>.*)", re.DOTALL)
 # Memory that others may give back: of another process on the device, or of a host without a limit.
 MEMORY_OF_OTHERS = re.compile(r"Process \d+ has .* memory in use|LAB_MEMORY is not set")
 # A file system, too, but one that its processes alone fill.

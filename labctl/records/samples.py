@@ -66,7 +66,7 @@ def shares(text: str) -> tuple[float, ...]:
     if IN_COLLECTIVES not in head:
         return ()
     column = head.index(IN_COLLECTIVES)
-    return tuple(number for row in rows if (number := _number(row[column])) is not None)
+    return tuple(min(1.0, number) for row in rows if (number := _number(row[column])) is not None)
 
 
 def _table(text: str) -> tuple[list[str], list[list[str]]]:

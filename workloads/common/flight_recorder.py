@@ -14,6 +14,8 @@ import socket
 import struct
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -22,6 +24,8 @@ MOST = 300
 """Collectives to tell of: the last ones."""
 LOOK = 0.1, 0.4
 """Least and most seconds between two looks at whether this rank waits. By chance, as steps may take as long."""
+OF_NCCL = " of NCCL"
+"""Mark of a group's name: a group of two backends counts the collectives of each."""
 QUESTION = 5
 """Seconds that a client may take to ask."""
 PEERS = {"recv": ("src", "group_src"), "send": ("dst", "group_dst")}
@@ -51,27 +55,26 @@ def serve() -> None:
 
 def answer_all(server: socket.socket) -> None:
     """Answer `stacks` with all that is known of this rank, `waited` with the seconds in which it was in collectives."""
-    waited = 0.0
+    waited: float | None = None
+    interval = random.uniform(*LOOK)  # noqa: S311 - no secret
+    due = time.monotonic() + interval
     while True:
-        interval = random.uniform(*LOOK)  # noqa: S311 - no secret
-        server.settimeout(interval)
+        server.settimeout(max(0.001, due - time.monotonic()))
         try:
             client = server.accept()[0]
         except socket.timeout:  # noqa: UP041 - of Python 3.9
             # Not the time that has passed: while C code keeps the interpreter, the rank computes.
             with suppress(Exception):
-                waited += interval * is_in_collective()
+                waited = (waited or 0) + interval * is_in_collective()
+            interval = random.uniform(*LOOK)  # noqa: S311
+            due = time.monotonic() + interval
             continue
-        with client:
+        # A rank goes on whoever asks, and whatever torch's tables have become.
+        with client, suppress(Exception):
             client.settimeout(QUESTION)
-            try:
-                if is_of_this_user(client):
-                    known = {"waited": round(waited, 3)} if client.recv(16) == b"waited" else answer()
-                    client.sendall(json.dumps(known).encode())
-            except OSError:
-                pass  # It waits no more.
-            except Exception as error:  # noqa: BLE001 - a rank goes on, whatever torch's tables have become
-                sys.stderr.write(f"labctl: flight recorder: {error!r}\n")
+            if is_of_this_user(client):
+                known = {"waited": waited} if client.recv(16) == b"waited" else answer()
+                client.sendall(json.dumps(known).encode(), socket.MSG_NOSIGNAL)
 
 
 def is_of_this_user(client: socket.socket) -> bool:
@@ -81,48 +84,53 @@ def is_of_this_user(client: socket.socket) -> bool:
 
 def is_in_collective() -> bool:
     """Tell if this rank has begun a collective that is not finished; False before the first one."""
-    groups = dump(entries=False).get("pg_status", {})
-    return any(status["last_enqueued_collective"] > status["last_completed_collective"] for status in groups.values())
+    statuses = [status for _, recorded in dumps(entries=False) for status in recorded.get("pg_status", {}).values()]
+    return any(status["last_enqueued_collective"] > status["last_completed_collective"] for status in statuses)
 
 
 def answer() -> dict[str, object]:
     """Return this rank's number, its groups, its collectives and its partner of a message that it waits for."""
     groups = sys.modules["torch.distributed.distributed_c10d"]
     known = groups.is_initialized()
+    begun: list[dict[str, object]] = []
+    with suppress(Exception):
+        begun = collectives()
     return {
         "rank": groups.get_rank() if known else None,
         "groups": ranks_of_groups(groups),
-        "collectives": collectives(),
+        "collectives": begun,
         "message": message(groups) if known else None,
     }
 
 
 def ranks_of_groups(groups: ModuleType) -> dict[str, list[int]]:
-    """Return the sorted ranks of each process group, by its name."""
-    return {group.group_name: sorted(ranks) for group, ranks in list(groups._world.pg_group_ranks.items())}
+    """Return the ranks of each process group, by its name, and by that with NCCL's mark."""
+    ranks = {group.group_name: sorted(ranks) for group, ranks in list(groups._world.pg_group_ranks.items())}
+    return {**ranks, **{name + OF_NCCL: members for name, members in ranks.items()}}
 
 
 def collectives() -> list[dict[str, object]]:
     """Return the collectives that this rank has begun, in order: the last ones, and the first not finished."""
-    every = [told(entry) for entry in dump(entries=True).get("entries", [])]
+    every = [told(entry, mark) for mark, recorded in dumps(entries=True) for entry in recorded.get("entries", [])]
+    every.sort(key=lambda entry: entry["began"])
     unfinished = [entry for entry in every[:-MOST] if not entry["done"]]
     return unfinished[:MOST] + every[-MOST:]
 
 
-def dump(*, entries: bool) -> dict[str, Any]:
-    """Return what torch has recorded; without ``entries`` only the last numbers of each group, in 0.1 ms."""
+def dumps(*, entries: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what torch has recorded of NCCL and of the other backends; without ``entries`` in 0.1 ms, numbers alone."""
     from torch._C import _distributed_c10d as core
 
-    of_torch = getattr(core, "_dump_fr_trace", None) or core._dump_nccl_trace
-    # Without stacks: for those torch imports 800 modules, which takes a second of a core.
-    recorded: dict[str, Any] = pickle.loads(of_torch(entries, False, False))  # noqa: S301 - of this process
-    return recorded
+    for name, mark in (("_dump_fr_trace", ""), ("_dump_nccl_trace", OF_NCCL)):
+        if hasattr(core, name):
+            # Without stacks: for those torch imports 800 modules, which takes a second of a core.
+            yield mark, pickle.loads(getattr(core, name)(entries, False, False))  # noqa: S301 - of this process
 
 
-def told(entry: dict[str, Any]) -> dict[str, object]:
+def told(entry: dict[str, Any], mark: str) -> dict[str, Any]:
     """Return the fields of an entry that the agent needs."""
     return {
-        "group": entry["process_group"][0],
+        "group": entry["process_group"][0] + mark,
         "number": entry["collective_seq_id"],
         "name": entry["profiling_name"].rpartition(":")[2],
         "message": entry["is_p2p"],

@@ -72,7 +72,6 @@ class RecorderHook:
 
         @functools.wraps(begin)
         def init_process_group(*arguments: object, **options: object) -> object:
-            atexit.unregister(tell_that_ranks_are_apart)
             """Start the flight recorder, ignoring its errors; then initialise the process group."""
             with suppress(Exception):
                 import_beside("flight_recorder").serve()
@@ -87,16 +86,6 @@ def record_collectives() -> None:
         # The same in torch before 2.9.
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", os.environ["TORCH_FR_BUFFER_SIZE"])
         sys.meta_path.insert(0, RecorderHook())
-        atexit.register(tell_that_ranks_are_apart)
-
-
-def tell_that_ranks_are_apart() -> None:
-    """Print in rank 0 that torch was used in several ranks that share no process group, if the program went well."""
-    count = os.environ.get("WORLD_SIZE", "1")
-    is_first = os.environ.get("RANK") == "0" and count != "1"
-    joined = {"horovod", "mpi4py"} & sys.modules.keys()
-    if is_first and "torch" in sys.modules and not joined and not hasattr(sys, "last_type"):
-        sys.stderr.write(f"labctl: torch ran in {count} ranks without a process group: each worked alone\n")
 
 
 def import_beside(name: str) -> object:

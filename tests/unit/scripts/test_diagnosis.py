@@ -58,6 +58,7 @@ def seen(rank: int, *entries: dict[str, Any], at: dict[str, Any] | None = None, 
         "command": "python -u train.py",
         "rank": rank,
         "state": "S (sleeping)",
+        "stays": True,
         "waits_in": "",
         "cores": 0.0,
         "threads": 1,
@@ -170,6 +171,18 @@ def test_ranks_that_are_all_in_the_same_collective_point_to_the_network() -> Non
     )
 
 
+def test_a_collective_of_nccl_in_which_all_are_may_be_the_programs_own_kernel() -> None:
+    """All ranks are in a collective of NCCL: the network or a device, but the program is not cleared."""
+    found = explained(*(seen(rank, collective(6, group="0 of NCCL")) for rank in range(4)))
+    assert found["sentence"].endswith("all_reduce #6 (train.py:13): the network or a device")
+
+
+def test_ranks_of_a_script_that_starts_them_itself_are_known_by_their_groups() -> None:
+    """Explain processes of ranks that nothing reported: they are named by what they joined."""
+    ranks = {f"worker-{rank}": {"processes": [seen(rank, collective(6 - rank, done=rank == 1))]} for rank in range(2)}
+    assert diagnosis.explain(ranks, {}, {})["sentence"].startswith("rank 1 (worker-1) has not joined all_reduce #6")
+
+
 def test_ranks_of_which_some_have_not_begun_accuse_no_network() -> None:
     found = explained(seen(0, collective(6)), seen(1, collective(6)))
     assert (found["kind"], found["sentence"]) == (
@@ -196,6 +209,33 @@ def test_a_program_of_bash_that_others_wait_for_has_not_ended() -> None:
     found = explained(seen(0, collective(6)), wrapper, seen(2, collective(6)), seen(3, collective(6)))
     assert found["sentence"].startswith("rank 1 (worker-0) has not joined all_reduce #6")
     assert found["lines"] == ["rank 1 runs bash rank.sh, 0 % of a core"]
+
+
+def test_a_rank_in_state_d_for_a_moment_is_not_accused() -> None:
+    """Rank 2 computes and is in D as it is looked at, rank 1 reads: rank 1, which the others wait for, is named."""
+    reads = seen(1, collective(5, done=True), at=frame("data.py", 41, "read"))
+    for stays, cores in ((False, 0.0), (True, 0.6)):
+        waiting = seen(2, collective(6), state="D (disk sleep)", stays=stays, cores=cores)
+        found = explained(seen(0, collective(6)), reads, waiting, seen(3, collective(6)))
+        assert (found["kind"], found["ranks"]) == ("missing-rank", [1])
+
+
+def test_messages_of_a_batch_that_are_never_marked_as_finished_are_no_hang() -> None:
+    """Leave a send unfinished before a finished collective of its group: the rank waits for nobody."""
+    sent = collective(1, "send 0->1", message=True, age=3600.0)
+    found = explained(*(seen(rank, sent, collective(5, done=True)) for rank in range(4)))
+    assert found["kind"] == "all-outside"
+
+
+def test_horovods_elastic_wrapper_is_no_call_that_ranks_wait_in() -> None:
+    """Put all ranks below elastic.py, rank 1 in its data, the others in allreduce: rank 1 has not joined."""
+    wrapper = frame("/usr/lib/python3/site-packages/horovod/common/elastic.py", 180, "wrapper")
+    call = frame("/usr/lib/python3/site-packages/horovod/torch/mpi_ops.py", 900, "allreduce")
+    own = frame("train.py", 13, "train")
+    inside = [seen(rank, recorder=None, stacks=[[call, own, wrapper]]) for rank in (0, 2, 3)]
+    reads = seen(1, recorder=None, stacks=[[frame("data.py", 41, "read"), own, wrapper]])
+    found = explained(inside[0], reads, *inside[1:])
+    assert found["sentence"].startswith("rank 1 (worker-0) has not joined allreduce")
 
 
 def test_a_message_of_nccl_waits_for_its_partner_alone() -> None:

@@ -679,3 +679,44 @@ def test_a_run_waits_for_those_before_it_that_have_its_nodes(agent: ModuleType) 
     os.close(alive)
     waiting.join(20)
     assert json.loads((second / "ended.json").read_text())["code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("told_after", "later", "is_dropped"),
+    [(b"step 1/9\n", b"step 2/9\n", True), (b"step 1/9\n", b"a warning\n", False), (b"begins\n", b"goes on\n", True)],
+    ids=["another step", "no other step", "output of a run without steps"],
+)
+def test_a_hang_that_a_run_got_over_is_dropped(
+    agent: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    now: list[float],
+    tmp_path: Path,
+    told_after: bytes,
+    later: bytes,
+    is_dropped: bool,
+) -> None:
+    """Tell of a silence, then print a line and end: hang.json is removed if the run got on, else it stays."""
+    (tmp_path / "stacks").mkdir()
+    kept = tmp_path / "stacks/hang.json"
+    monkeypatch.setattr(agent, "as_user", lambda directory, command: ["env", "-C", directory, *command])
+    state = agent.RunState()
+    state.add(told_after)
+    looker = agent.Looker(tmp_path, {"directory": str(tmp_path)}, state, lambda _: None)
+    looker._print("rank 1 has not joined", {"sentence": "rank 1 has not joined", "lines": []})
+    assert kept.exists()
+    now[0] += 5
+    state.add(later)
+    looker.drop_what_is_over()
+    assert kept.exists() is not is_dropped
+
+
+def test_a_call_without_a_time_is_a_hang_only_when_it_is_seen_twice(agent: ModuleType, tmp_path: Path) -> None:
+    """Look at ranks in calls of MPI: new at the first sight of each sentence, not at the second; never with times."""
+    looker = agent.Looker(tmp_path, {}, agent.RunState(), lambda _: None)
+    findings = [
+        {"sentence": "rank 1 in MPI Recv", "collective": "MPI Recv", "seconds": None},
+        {"sentence": "rank 1 in MPI Recv", "collective": "MPI Recv", "seconds": None},
+        {"sentence": "rank 2 in MPI Recv", "collective": "MPI Recv", "seconds": None},
+        {"sentence": "rank 3 in all_reduce", "collective": "all_reduce #6", "seconds": 17.0},
+    ]
+    assert [looker._is_new(finding) for finding in findings] == [True, False, True, False]

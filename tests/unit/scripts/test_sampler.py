@@ -395,3 +395,22 @@ def test_of_a_run_that_is_over_nothing_is_written(tmp_path: Path) -> None:
     argv = [sys.executable, "-I", str(SOURCE), str(tmp_path), "0", "worker-0"]
     subprocess.run(argv, stdin=subprocess.DEVNULL, check=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_share_in_collectives_is_that_of_the_rank_that_waits_least_once_all_have_told(
+    sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ask two ranks of this run and node once a second: a share only while both have told twice, never above one."""
+    node = os.uname().nodename
+    lines = [f"00: 00000002 00000000 00010000 0001 01 9 @labctl/r1/{node}/{pid}" for pid in (7, 8)]
+    others = (f"@labctl/r2/{node}/9", f"@labctl/r1/other-{node}/9", "/run/x")
+    lines += [f"00: 2 0 1 1 1 9 {other}" for other in others]
+    write(tmp_path / "proc", {"net/unix": "Num RefCount\n" + "\n".join(lines) + "\n"})
+    monkeypatch.setenv("LABCTL_RUN_ID", "r1")
+    told: dict[int, list[float | None]] = {7: [10, 10.9, None, 12.7, 13.6], 8: [3, 3.1, 3.2, 3.3, 3.4]}
+    monkeypatch.setattr(sampler, "seconds_waited", lambda _, pid: told[pid].pop(0))
+    clock = iter(range(100))
+    monkeypatch.setattr(sampler.time, "monotonic", lambda: next(clock) // 2)
+    ranks = sampler.Ranks()
+    shares = [ranks()["in collectives (share)"] for _ in range(5)]
+    assert shares == [None, pytest.approx(0.1), None, None, pytest.approx(0.1)]

@@ -52,24 +52,3 @@ def test_what_an_image_has_of_that_name_runs_too(tmp_path: Path) -> None:
     """Put another sitecustomize.py behind: it runs too."""
     (tmp_path / "sitecustomize.py").write_text("print('theirs')\n")
     assert printed("print('done')", COMMON, tmp_path) == ["theirs", "done"]
-
-
-@pytest.mark.parametrize(
-    ("variables", "end", "told"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "", True),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "", False),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "", False),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "sys.modules['mpi4py'] = None", False),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "raise KeyError", False),
-        ({"RANK": "0", "WORLD_SIZE": "2", "TORCH_FR_BUFFER_SIZE": "0"}, "", False),
-    ],
-    ids=["apart", "another rank", "a single rank", "with MPI", "it failed", "without the recorder"],
-)
-def test_the_first_of_ranks_that_use_torch_apart_says_so(variables: dict[str, str], end: str, told: bool) -> None:
-    """End a script that imported torch and began no process group: rank 0 of several says that each worked alone."""
-    script = f"import sys, types; sys.modules['torch'] = types.ModuleType('torch'); {end}"
-    given = {"PYTHONPATH": str(COMMON), "LABCTL_RUN_ID": "r1", **variables}
-    done = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, check=False)
-    words = "labctl: torch ran in 2 ranks without a process group: each worked alone"
-    assert (words in done.stderr) == told
