@@ -83,8 +83,6 @@ class RecorderHook:
 def record_collectives() -> None:
     """Set TORCH_FR_BUFFER_SIZE, unless set, and install RecorderHook; not if it is 0 or outside a run."""
     if os.environ.get("LABCTL_RUN_ID") and os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000") != "0":
-        # The same in torch before 2.9.
-        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", os.environ["TORCH_FR_BUFFER_SIZE"])
         sys.meta_path.insert(0, RecorderHook())
 
 
