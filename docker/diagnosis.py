@@ -413,7 +413,7 @@ def crossed(waits: Mapping[int, Wait]) -> Finding | None:
         return Finding("all-inside", f"{text}: {cause}", wait=first)
     parts = [f"{numbers(members)} {be(members)} in {waits[members[0]].label}" for members in calls.values()]
     if len(calls) == 1 and not first.is_message:
-        return Finding("unknown", f"{parts[0]}; nothing is known of the others", wait=first)
+        return Finding("unknown", f"{parts[0]}; whether the others have joined is not known", wait=first)
     return Finding("crossed-groups", "ranks wait for each other: " + ", ".join(parts), wait=first)
 
 

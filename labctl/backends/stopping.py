@@ -57,8 +57,9 @@ def interrupts(stop: RunStopper, notice: Callable[[str], object]) -> Iterator[No
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         """Note ``interrupted`` and end the run; if it was interrupted before, kill it."""
+        again = stop.asked.is_set()
         stop.asked.set()
-        if stop.cause == "interrupted":
+        if again:
             threading.Thread(target=stop.end, args=(0,), daemon=True).start()
         else:
             # A handler must not print: it may interrupt a print.

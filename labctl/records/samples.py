@@ -41,7 +41,7 @@ class NodeSamples(Struct, frozen=True, kw_only=True):
 
 def look(job: Job, node: str) -> tuple[str, ...]:
     """Return a shell command that prints the header and last RECENT rows of a node's samples file."""
-    script = f'head -n 1 "$1"; tail -n +2 "$1" | tail -n {RECENT}'
+    script = f'head -n 1 "$1"; tail -n {RECENT} "$1"'
     return ("sh", "-c", script, "sh", f"{job.directory}/samples/{node}.csv")
 
 
@@ -71,10 +71,14 @@ def shares(text: str) -> tuple[float, ...]:
 
 def _table(text: str) -> tuple[list[str], list[list[str]]]:
     """Return a table's header and the rows of its length; ([], []) if it is no table of samples."""
-    head, *rows = [*csv.reader(text.splitlines())] or [[]]
+    try:
+        head, *rows = [*csv.reader(text.splitlines())] or [[]]
+    except csv.Error:
+        return [], []
     if head[:1] != ["seconds (s)"]:
         return [], []
-    return head, [row for row in rows if len(row) == len(head)]
+    # The last rows of a short table have the header again.
+    return head, [row for row in rows if len(row) == len(head) and row != head]
 
 
 def _number(cell: str) -> float | None:

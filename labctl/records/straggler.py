@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from labctl.model import Straggler
 from labctl.records import samples, store
@@ -23,11 +24,12 @@ LOOKS, SIGMAS = 4, 4
 """Looks of a sample at whether a rank is in a collective, and standard errors of a share that noise may reach."""
 
 
-def of_run(directory: Path, seconds_per_step: float | None) -> Straggler | None:
+def of_run(directory: Path, nodes: Iterable[str], seconds_per_step: float | None) -> Straggler | None:
     """Return the straggler of an ended run by its samples/*.csv; None if there is none or it is not clear."""
     shares = {}
-    for path in (directory / "samples").glob("*.csv"):
-        shares[path.stem] = samples.shares((store.read_record(path) or b"").decode(errors="replace"))
+    for node in nodes:
+        table = store.read_record(directory / f"samples/{node}.csv") or b""
+        shares[node] = samples.shares(table.decode(errors="replace"))
     return straggler(shares, seconds_per_step)
 
 
@@ -39,7 +41,7 @@ def straggler(shares: Mapping[str, Sequence[float]], seconds_per_step: float | N
     """
     if len(shares) < 2 or min(map(len, shares.values())) < FEWEST:
         return None
-    means = {node: sum(values) / len(values) for node, values in shares.items()}
+    means = {node: _usual(values) for node, values in shares.items()}
     node, *others = sorted(means, key=lambda each: means[each])
     behind = means[others[0]] - means[node]
     noise = SIGMAS * math.sqrt(0.5 / (LOOKS * min(map(len, shares.values()))))
@@ -51,6 +53,12 @@ def straggler(shares: Mapping[str, Sequence[float]], seconds_per_step: float | N
         others=round(means[others[0]], 3),
         behind=seconds_per_step and round(behind * seconds_per_step, 4),
     )
+
+
+def _usual(values: Sequence[float]) -> float:
+    """Return the median of means of FEWEST values each: a phase such as the preparation of data is left out."""
+    parts = [values[at : at + FEWEST] for at in range(0, len(values) - FEWEST + 1, FEWEST)]
+    return median(sum(part) / FEWEST for part in parts)
 
 
 def _gaps(sorted_values: Iterable[float]) -> list[float]:

@@ -73,7 +73,9 @@ def conclude(
     if result.verdict != "PASS":
         result = replace(result, hang=store.read_hang(run.lab, run.run_id))
     if not result.hang:
-        result = replace(result, straggler=straggler.of_run(run.directory, log.progress().seconds_per_step))
+        nodes = [run.short(node.name) for node in run.job.nodes]
+        late = straggler.of_run(run.directory, nodes, log.progress().seconds_per_step)
+        result = replace(result, straggler=late)
     try:
         result = store.finish(run.lab, result)
     except HostError as error:

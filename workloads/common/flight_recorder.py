@@ -69,6 +69,10 @@ def answer_all(server: socket.socket) -> None:
             interval = random.uniform(*LOOK)  # noqa: S311
             due = time.monotonic() + interval
             continue
+        except OSError:
+            # The program has no descriptor left.
+            time.sleep(interval)
+            continue
         # A rank goes on whoever asks, and whatever torch's tables have become.
         with client, suppress(Exception):
             client.settimeout(QUESTION)

@@ -34,6 +34,7 @@ def test_the_node_that_waits_least_is_named_with_the_time_of_each_step() -> None
         pytest.param(shares(worker_0=0.3, worker_1=0.25), id="about the same"),
         pytest.param(shares(worker_0=0.95, worker_1=0.98), id="in collectives all the time"),
         pytest.param(shares(worker_0=0.4, worker_1=0.1, worker_2=0.12, worker_3=0.11), id="one fast, others alike"),
+        pytest.param({"worker-0": [0.0] * 60 + [0.3] * 120, "worker-1": [0.95] * 60 + [0.3] * 120}, id="data first"),
         pytest.param(shares(worker_0=0.3), id="a single node"),
         pytest.param({}, id="no samples"),
         pytest.param({"worker-0": [0.9] * 10, "worker-1": [0.1] * 10}, id="ten seconds"),
@@ -53,11 +54,11 @@ def test_a_run_is_read_from_the_samples_of_its_nodes(tmp_path: Path) -> None:
         rows = [f"{second},0,1.0,{share if second > 9 else ''}" for second in range(90)]
         head = f"seconds (s),lost samples (count),CPU (cores),{samples.IN_COLLECTIVES}"
         (folder / f"{node}.csv").write_text("\n".join([head, *rows, "90,0"]))
-    late = of_run(tmp_path, None)
+    late = of_run(tmp_path, ("worker-0", "worker-1"), None)
     assert late
     assert (late.node, late.share, late.others, late.behind) == ("worker-1", 0.02, 0.7, None)
 
 
 def test_a_run_without_samples_has_no_straggler(tmp_path: Path) -> None:
     """Read a run without a folder of samples: None."""
-    assert of_run(tmp_path, 0.1) is None
+    assert of_run(tmp_path, ("worker-0", "worker-1"), 0.1) is None

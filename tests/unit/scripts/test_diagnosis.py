@@ -187,7 +187,7 @@ def test_ranks_of_which_some_have_not_begun_accuse_no_network() -> None:
     found = explained(seen(0, collective(6)), seen(1, collective(6)))
     assert (found["kind"], found["sentence"]) == (
         "unknown",
-        "ranks 0, 1 are in all_reduce #6 (train.py:13); nothing is known of the others",
+        "ranks 0, 1 are in all_reduce #6 (train.py:13); whether the others have joined is not known",
     )
 
 
