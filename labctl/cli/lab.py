@@ -16,7 +16,7 @@ from labctl.errors import ConfigError, HostError
 if TYPE_CHECKING:
     from labctl.backends.status import LabStatus
 
-HEALTH = {"unhealthy": "UNHEALTHY", "starting": "not checked yet"}
+HEALTH = {"unhealthy": "UNHEALTHY", "starting": "just started"}
 """Text per health status of Docker: nodes that `up` has reached are `starting` until their first health check."""
 
 

@@ -73,11 +73,11 @@ def test_a_node_that_up_would_recreate_is_named_with_the_reason(tmp_path: Path) 
 
 
 def test_a_node_that_docker_has_not_checked_yet_is_not_said_to_start() -> None:
-    """Health `starting` is shown as `not checked yet`, unhealthy as UNHEALTHY, none as `-`."""
+    """Health `starting` is shown as `just started`, unhealthy as UNHEALTHY, none as `-`."""
     nodes = tuple(
         NodeStatus(name=f"worker-{number}", role="worker", host="local", state="running", health=health)
         for number, health in enumerate(("starting", "healthy", "unhealthy", None))
     )
     _, _, *rows = status_text(LabStatus(lab="demo", state="up", nodes=nodes, unreachable=())).splitlines()
     shown = [row.split("running")[1].rsplit(maxsplit=1)[0].strip() for row in rows]
-    assert shown == ["not checked yet", "healthy", "UNHEALTHY", "-"]
+    assert shown == ["just started", "healthy", "UNHEALTHY", "-"]
