@@ -100,7 +100,10 @@ def act(lab: Lab, action: str) -> Iterator[None]:
 def test_a_node_that_is_late_at_each_collective_is_named_while_the_run_goes_on_and_at_its_end(lab: Lab) -> None:
     """Be 0.25 s late at each step on worker-1 for 35 s: `top` and the result name it, and about that time."""
     shutil.copy(PROGRAMS / "others/late.py", lab.path)
-    with lab.start("run", "--script", "late.py", "--launcher", "torchrun", "--json") as running:
+    hostfile = lab.path / "hostfile-of-two"
+    hostfile.write_text("worker-0 slots=1\nworker-1 slots=1\n", encoding="utf-8")
+    argv = ("--script", "late.py", "--launcher", "torchrun", "--hostfile", str(hostfile))
+    with lab.start("run", *argv, "--json") as running:
         wait_until(lambda: "step 80/" in running.err, 180, "step 80")
         seen = lab.call("top", "--json").expect(0).json["straggler"]
         late = running.answer(120).json["straggler"]
