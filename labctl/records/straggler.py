@@ -7,7 +7,7 @@ CPUs; NCCL's collectives are begun ahead of the device, so there all shares are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -71,3 +71,12 @@ def sentence(late: Straggler) -> str:
     waits = f"they are in collectives {human.share(late.others)} of the time, it is {human.share(late.share)}"
     step = "" if late.behind is None else f"; {human.duration(late.behind)} of each step"
     return f"{late.node} arrives last, the others wait for it: {waits}{step}"
+
+
+def apart(directory: Path, nodes: Collection[str]) -> bool:
+    """Return True if the nodes of a run were sampled for long, and no rank of theirs was seen in a process group."""
+    for node in nodes:
+        table = (store.read_record(directory / f"samples/{node}.csv") or b"").decode(errors="replace")
+        if table.count("\n") <= FEWEST or samples.IN_COLLECTIVES not in table or samples.shares(table):
+            return False
+    return len(nodes) > 1

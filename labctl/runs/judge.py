@@ -35,6 +35,8 @@ from labctl.system import filelock
 JUDGING = 300
 # Seconds between two looks at a run that ends.
 LOOK = 0.2
+# Setting of torch that may turn off the record of process groups.
+RECORDER = "TORCH_FR_BUFFER_SIZE"
 LOST_LAB = "the lab's nodes are gone: its engine was restarted, or they were removed"
 
 
@@ -83,12 +85,21 @@ def conclude(
             raise
         warn(f"{error.message}: `labctl show {run.run_id}` writes it once there is room")
         return store.final_result(run.lab, result)
+    if result.verdict == "PASS" and _is_apart(run):
+        warn("no rank joined a process group of torch: each worked alone, though torchrun started them together")
     evidence.write(run.lab, result, warn, partial(backend.evidence, run))
     with suppress(HostError):
         backend.forget(run)
     for metric in unmatched(run.job.workload, result):
         warn(f"metric `{metric.name}`: no line of the output matches `{metric.pattern}`")
     return result
+
+
+def _is_apart(run: Run) -> bool:
+    """Return True if torchrun started ranks on several nodes that were seen in no process group, as is recorded."""
+    is_recorded = RECORDER not in dict((*run.lab.environment, *run.job.environment, *run.job.workload.environment))
+    is_torchrun = run.job.workload.launcher.partition(":")[0] == "torchrun"
+    return is_recorded and is_torchrun and straggler.apart(run.directory, [run.short(it.name) for it in run.job.nodes])
 
 
 def result_of(run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime) -> Result:

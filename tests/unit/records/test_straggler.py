@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from labctl.records import samples
-from labctl.records.straggler import of_run, sentence, straggler
+from labctl.records.straggler import apart, of_run, sentence, straggler
 
 MINUTE = 60
 
@@ -62,3 +62,20 @@ def test_a_run_is_read_from_the_samples_of_its_nodes(tmp_path: Path) -> None:
 def test_a_run_without_samples_has_no_straggler(tmp_path: Path) -> None:
     """Read a run without a folder of samples: None."""
     assert of_run(tmp_path, ("worker-0", "worker-1"), 0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "expected"),
+    [(40, "", True), (40, "0.1", False), (8, "", False)],
+    ids=["apart", "joined", "short"],
+)
+def test_ranks_that_were_never_in_a_process_group_are_apart(
+    tmp_path: Path, rows: int, share: str, expected: bool
+) -> None:
+    """Write samples of two nodes without, or with one, share in collectives: apart only without, in 15 s and more."""
+    (tmp_path / "samples").mkdir()
+    for node in ("worker-0", "worker-1"):
+        lines = [f"seconds (s),{samples.IN_COLLECTIVES}", *(f"{second},{share}" for second in range(rows))]
+        (tmp_path / f"samples/{node}.csv").write_text("\n".join(lines) + "\n")
+    assert apart(tmp_path, ("worker-0", "worker-1")) is expected
+    assert apart(tmp_path, ("worker-0",)) is False
