@@ -434,11 +434,11 @@ def why_gone(rank: Rank) -> tuple[str, str] | None:
     """Return why a rank cannot join anything, and the kind of that; None if it could."""
     if rank.unreached:
         return f"is on a node that does not answer: {rank.unreached}", "node-unreached"
-    if rank.process is None and not rank.is_unknown:
-        return f"has ended with code {rank.code or 0}", "rank-ended"
+    if rank.process is None:
+        return None if rank.is_unknown else (f"has ended with code {rank.code or 0}", "rank-ended")
     if rank.is_stopped:
         return "is stopped (SIGSTOP)", "rank-stopped"
-    if rank.process and rank.is_uninterruptible:
+    if rank.is_uninterruptible:
         inside = rank.process["waits_in"]
         return "is in uninterruptible sleep (D)" + (f", in {inside} of the kernel" if inside else ""), "uninterruptible"
     return None

@@ -1413,7 +1413,7 @@ class Looker:
         self._kept: tuple[str, float] | None = None
         """Last step, and time of the last output, when `hang.json` was written."""
         self._seen = ""
-        """What ranks whose calls have no time were seen to wait for."""
+        """Last sentence on ranks whose calls have no time."""
         self._next = 0.0
         """Time before which a silence is not looked at again."""
         self._thread = threading.Thread()
@@ -1476,12 +1476,8 @@ class Looker:
         silent = self._state.steps.silent
         finding = look_at_ranks(self._job, self._state)
         # Ranks that have only just begun to wait may go on: they are looked at again.
-        is_new = self._is_new(finding)
-        if (
-            finding["collective"]
-            and finding["kind"] not in HARMLESS
-            and (is_new or not is_stuck(finding, self._state.steps))
-        ):
+        may_go_on = self._is_new(finding) or not is_stuck(finding, self._state.steps)
+        if waits(finding) and may_go_on:
             self._told, self._next = None, time.monotonic() + QUIET
         # Not if the run has printed something meanwhile.
         elif tells(finding) and self._state.steps.silent > silent:
@@ -1505,12 +1501,15 @@ def tells(finding: dict[str, Any]) -> bool:
     return bool(finding["kind"] != "unknown" or finding["collective"])
 
 
+def waits(finding: dict[str, Any]) -> bool:
+    """Tell if ranks wait for others in a collective or message."""
+    return bool(finding["collective"]) and finding["kind"] not in HARMLESS
+
+
 def is_stuck(finding: dict[str, Any], steps: Steps) -> bool:
     """Tell if ranks wait in a collective for over STUCK seconds and STUCK_STEPS median steps; False if harmless."""
-    if not finding["collective"]:
+    if not waits(finding):
         return finding["kind"] in HELD
-    if finding["kind"] in HARMLESS:
-        return False
     waited = steps.silent if finding["seconds"] is None else finding["seconds"]
     return bool(waited > max(STUCK, STUCK_STEPS * steps.median))
 

@@ -48,25 +48,25 @@ LIBRARIES = {"libmpi": "MPI", "/horovod/": "Horovod"}
 
 def look(pids: Iterable[int]) -> list[dict[str, Any]]:
     """Return what each process does, in the order of their ids; those that end meanwhile are left out."""
-    before: dict[int, tuple[int, str]] = {}
+    before: dict[int, list[str]] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
-            before[pid] = cpu_ticks(pid), stat(pid)[0]
+            before[pid] = stat(pid)
     time.sleep(CPU_PERIOD)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        processes = list(pool.map(lambda pid: process(pid, *before[pid]), sorted(before)))
+        processes = list(pool.map(lambda each: process(*each), sorted(before.items())))
     return list(filter(None, processes))
 
 
-def process(pid: int, ticks: int, state: str) -> dict[str, Any] | None:
-    """Return what a process does; None if it has ended. ``ticks``, ``state``: CPU time and state CPU_PERIOD before."""
+def process(pid: int, before: list[str]) -> dict[str, Any] | None:
+    """Return what a process does; None if it has ended. ``before``: the fields of `stat` CPU_PERIOD before."""
     try:
-        return of_process(pid, ticks, state)
+        return of_process(pid, before)
     except (OSError, ValueError, KeyError, IndexError):
         return None
 
 
-def of_process(pid: int, ticks: int, before: str) -> dict[str, Any]:
+def of_process(pid: int, before: list[str]) -> dict[str, Any]:
     """Return what a process does. OSError if it has ended."""
     lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
@@ -83,9 +83,9 @@ def of_process(pid: int, ticks: int, before: str) -> dict[str, Any]:
         "program": program,
         "rank": int(ranks[0]) if ranks and ranks[0].isdigit() else None,
         "state": state,
-        "stays": state[0] == before,
+        "stays": state[0] == before[0],
         "waits_in": waits_in(pid),
-        "cores": round((cpu_ticks(pid) - ticks) / os.sysconf("SC_CLK_TCK") / CPU_PERIOD, 2),
+        "cores": round((cpu_ticks(stat(pid)) - cpu_ticks(before)) / os.sysconf("SC_CLK_TCK") / CPU_PERIOD, 2),
         "threads": int(status["Threads"]),
         "libraries": libraries(pid),
         "stacks": stacks(pid, status) if answers and program.startswith("python") else [],
@@ -93,9 +93,8 @@ def of_process(pid: int, ticks: int, before: str) -> dict[str, Any]:
     }
 
 
-def cpu_ticks(pid: int) -> int:
+def cpu_ticks(fields: list[str]) -> int:
     """Return the CPU time of a process, user and system, in clock ticks; proc(5)."""
-    fields = stat(pid)
     return int(fields[11]) + int(fields[12])
 
 

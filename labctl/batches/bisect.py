@@ -459,7 +459,7 @@ class _Bisection:
         return {group: outcomes[group] for group in groups}
 
     def controls(self, tests: list[Group]) -> list[Group]:
-        """Return groups as large as the largest test, of idle good nodes shuffled anew in each round."""
+        """Return groups as large as the largest test, of idle good nodes, in another order each round."""
         busy = set().union(*tests)
         # The same groups in each round would be the same bad links.
         idle = _shuffled(self.usable([node for node in self.partners() if node not in busy]), self.rounds)

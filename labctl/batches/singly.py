@@ -87,7 +87,7 @@ class _Search:
         return f"each again, as {human.listed(unsure)} may be good or bad"
 
     def take(self, outcomes: Mapping[Group, Outcome]) -> None:
-        """Record a round's outcomes, judge all nodes anew, and send a notice for each node that is found bad."""
+        """Record a round's outcomes, judge all nodes again, and send a notice for each node that is found bad."""
         self.number += 1
         readings = {
             node: Reading(outcome.value, outcome.lost)

@@ -60,13 +60,14 @@ def parse(node: str, text: str) -> NodeSamples:
     return NodeSamples(node=node, seconds=numbers[0], values=values, devices=devices)
 
 
-def shares(text: str) -> tuple[float, ...]:
-    """Return the numbers in the IN_COLLECTIVES column; () if the table does not have it."""
+def shares(text: str) -> tuple[float | None, ...]:
+    """Return the IN_COLLECTIVES column, None for an empty cell; () if the table does not have it."""
     head, rows = _table(text)
     if IN_COLLECTIVES not in head:
         return ()
     column = head.index(IN_COLLECTIVES)
-    return tuple(min(1.0, number) for row in rows if (number := _number(row[column])) is not None)
+    numbers = [_number(row[column]) for row in rows]
+    return tuple(number if number is None else min(1.0, number) for number in numbers)
 
 
 def _table(text: str) -> tuple[list[str], list[list[str]]]:

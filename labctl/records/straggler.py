@@ -7,7 +7,7 @@ CPUs; NCCL's collectives are begun ahead of the device, so there all shares are 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -24,27 +24,32 @@ LOOKS, SIGMAS = 4, 4
 """Looks of a sample at whether a rank is in a collective, and standard errors of a share that noise may reach."""
 
 
-def of_run(directory: Path, nodes: Iterable[str], seconds_per_step: float | None) -> Straggler | None:
-    """Return the straggler of an ended run by its samples/*.csv; None if there is none or it is not clear."""
+Shares = Mapping[str, Sequence[float | None]]
+"""Node -> share of time that its ranks were in collectives, in each second; None before they joined a group."""
+
+
+def read(directory: Path, nodes: Iterable[str]) -> Shares:
+    """Read the shares of these nodes from an ended run's samples/NODE.csv; empty for a node without a table."""
     shares = {}
     for node in nodes:
         table = store.read_record(directory / f"samples/{node}.csv") or b""
         shares[node] = samples.shares(table.decode(errors="replace"))
-    return straggler(shares, seconds_per_step)
+    return shares
 
 
-def straggler(shares: Mapping[str, Sequence[float]], seconds_per_step: float | None) -> Straggler | None:
+def straggler(shares: Shares, seconds_per_step: float | None) -> Straggler | None:
     """Return the node that the others wait for, by shares of time in collectives; None if unclear or too few.
 
-    ``shares``: node -> shares of time that its ranks were in collectives, in each second. Nodes are told apart by the
-    widest gap between their means; the part below has to be one node, of at least two.
+    The widest gap between the means of nodes has to be that between the lowest one and the next.
     """
-    if len(shares) < 2 or min(map(len, shares.values())) < FEWEST:
+    known = {node: [share for share in values if share is not None] for node, values in shares.items()}
+    fewest = min(map(len, known.values()), default=0)
+    if len(known) < 2 or fewest < FEWEST:
         return None
-    means = {node: _usual(values) for node, values in shares.items()}
+    means = {node: _usual(values) for node, values in known.items()}
     node, *others = sorted(means, key=lambda each: means[each])
     behind = means[others[0]] - means[node]
-    noise = SIGMAS * math.sqrt(0.5 / (LOOKS * min(map(len, shares.values()))))
+    noise = SIGMAS * math.sqrt(0.5 / (LOOKS * fewest))
     if behind < max(LEAST, noise) or behind < max(_gaps(means[other] for other in others)):
         return None
     return Straggler(
@@ -73,10 +78,7 @@ def sentence(late: Straggler) -> str:
     return f"{late.node} arrives last, the others wait for it: {waits}{step}"
 
 
-def apart(directory: Path, nodes: Collection[str]) -> bool:
-    """Return True if the nodes of a run were sampled for long, and no rank of theirs was seen in a process group."""
-    for node in nodes:
-        table = (store.read_record(directory / f"samples/{node}.csv") or b"").decode(errors="replace")
-        if table.count("\n") <= FEWEST or samples.IN_COLLECTIVES not in table or samples.shares(table):
-            return False
-    return len(nodes) > 1
+def apart(shares: Shares) -> bool:
+    """Return True if several nodes were sampled for FEWEST seconds or more, and no rank ever joined a process group."""
+    was_sampled = len(shares) > 1 and all(len(values) >= FEWEST for values in shares.values())
+    return was_sampled and all(share is None for values in shares.values() for share in values)

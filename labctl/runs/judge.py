@@ -74,9 +74,9 @@ def conclude(
     result = result_of(run, outcome, log, seconds, now)
     if result.verdict != "PASS":
         result = replace(result, hang=store.read_hang(run.lab, run.run_id))
+    shares = straggler.read(run.directory, [run.short(node.name) for node in run.job.nodes])
     if not result.hang:
-        nodes = [run.short(node.name) for node in run.job.nodes]
-        late = straggler.of_run(run.directory, nodes, log.progress().seconds_per_step)
+        late = straggler.straggler(shares, log.progress().seconds_per_step)
         result = replace(result, straggler=late)
     try:
         result = store.finish(run.lab, result)
@@ -85,7 +85,7 @@ def conclude(
             raise
         warn(f"{error.message}: `labctl show {run.run_id}` writes it once there is room")
         return store.final_result(run.lab, result)
-    if result.verdict == "PASS" and _is_apart(run):
+    if result.verdict == "PASS" and _shows_groups(run) and straggler.apart(shares):
         warn("no rank joined a process group of torch: each worked alone, though torchrun started them together")
     evidence.write(run.lab, result, warn, partial(backend.evidence, run))
     with suppress(HostError):
@@ -95,11 +95,11 @@ def conclude(
     return result
 
 
-def _is_apart(run: Run) -> bool:
-    """Return True if torchrun started ranks on several nodes that were seen in no process group, as is recorded."""
+def _shows_groups(run: Run) -> bool:
+    """Return True if torchrun starts the ranks and no setting keeps torch's recorder from showing their groups."""
     is_recorded = RECORDER not in dict((*run.lab.environment, *run.job.environment, *run.job.workload.environment))
     is_torchrun = run.job.workload.launcher.partition(":")[0] == "torchrun"
-    return is_recorded and is_torchrun and straggler.apart(run.directory, [run.short(it.name) for it in run.job.nodes])
+    return is_recorded and is_torchrun
 
 
 def result_of(run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime) -> Result:

@@ -203,7 +203,7 @@ def in_words(effect: Effect) -> str:
 
 
 def _judgement(effect: Effect) -> str:
-    """Render that a difference is more or no more than usual, or cannot be told; empty if unknown."""
+    """Render that a difference is more or no more than usual, or too few runs to tell; empty if unknown."""
     if effect.noise is not None:
         than = "more than" if effect.verdict == "more than noise" else "no more than"
         return f", {than} the usual {human.share(effect.noise)}"

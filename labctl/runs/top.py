@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
 from labctl.records.progress import tracker_of
 from labctl.records.samples import NodeSamples
-from labctl.records.straggler import straggler
+from labctl.records.straggler import Shares, straggler
 from labctl.system.parallel import begin, pool
 
 PACE = 2
@@ -67,7 +67,7 @@ class Observer:
         self._heard = 0
         """Batches of lines; an empty one is a sign that all was told."""
         self._nodes = tuple(NodeSamples(node=self._run.short(node.name)) for node in self._run.job.nodes)
-        self._shares: Mapping[str, Sequence[float]] = {}
+        self._shares: Shares = {}
         """Node -> shares of time in collectives, in the last minute."""
         self._following = begin(lambda: backend.output(self._run, self._hear, self._over.is_set))
 

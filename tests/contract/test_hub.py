@@ -308,7 +308,7 @@ def test_repositories_are_fetched_by_name_with_a_workload_and_without(person: Pe
 
 
 def test_an_unknown_repository_is_said_before_anything_is_fetched(hub: FakeHub, person: Person) -> None:
-    """One of two models does not exist: code 3, its name and 404 are told, and nothing is fetched."""
+    """Fetch two models, one of which does not exist: code 3, its name and 404 are printed, and nothing is fetched."""
     person.declare(f"cache: {{models: [{MODEL}, facebook/nothing]}}")
     said = person()
     assert said.code == 3

@@ -96,7 +96,7 @@ def test_a_card_that_is_gone_after_qualification_is_named_and_nothing_runs_on_it
 
 @pytest.mark.slow
 def test_a_port_that_is_down_is_named(machine: Machine, lab: Lab) -> None:
-    """One port has no carrier: exit code 5, and step network names it with 23 of 24."""
+    """Take the carrier of one port: exit code 5, and step network names it with 23 of 24."""
     machine.file("/sys/devices/stand-in/net/ens7/carrier", "0\n")
     _, steps = validated(lab, code=5)
     assert steps["network"]["message"] == f"local: {PORTS - 1} of {PORTS} interfaces up; ens7 is down"

@@ -34,7 +34,7 @@ def unknown() -> list[str]:
 
 @pytest.mark.parametrize("case", IN_CI)
 def test_a_hang_is_named_with_its_rank_and_line(lab: Lab, case: Case) -> None:
-    """What labctl says of each case that runs in CI is graded RIGHT."""
+    """Run each case of CI: its sentence is graded RIGHT."""
     answer = run(lab, case)
     assert grade(case, answer.json, answer.err) == (RIGHT, [])
 

@@ -60,7 +60,7 @@ def test_up_makes_one_launcher_and_the_workers_with_their_labels(lab: Lab) -> No
 
 
 def test_the_lab_has_one_network_with_the_mtu_of_the_host(lab: Lab) -> None:
-    """One bridge network; its and the containers' MTU is the one of the host's default route."""
+    """Bring a lab up: it has a bridge network, whose MTU and the containers' is that of the host's default route."""
     (network,) = lab.networks()
     assert network.attrs["Driver"] == "bridge"
     assert network.attrs["Options"]["com.docker.network.driver.mtu"] == str(host_mtu())

@@ -22,7 +22,7 @@ from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import Failures, HostError, raise_all
 from labctl.model import HERE, LAUNCHER, Cache, Hang, Job, Lab, Result, Workload
-from labctl.records import store
+from labctl.records import pace, store
 from labctl.records.active import ActiveRun, Run
 from labctl.records.lines import Line
 from labctl.system import filelock, human
@@ -498,8 +498,15 @@ class DockerBackend:
         from labctl.backends.docker.supervise import launch_of
 
         patience = 0 if options.detach else self.settings.number("LAB_RUN_PATIENCE")
-        stall = self.settings.number("LAB_STALL_SECONDS")
-        return launch_of(run.lab, run.job, patience=patience, stall=stall, detach=options.detach, wait=options.wait)
+        return launch_of(
+            run.lab,
+            run.job,
+            patience=patience,
+            stall=self.settings.number("LAB_STALL_SECONDS"),
+            pace=pace.earlier(self.context.directory, run.job),
+            detach=options.detach,
+            wait=options.wait,
+        )
 
     def supervise(
         self,

@@ -20,8 +20,8 @@ from labctl.backends.state import lost, paused
 from labctl.backends.stopping import RunStopper, interrupts
 from labctl.errors import HostError
 from labctl.jobs.job import limited
-from labctl.model import LAUNCHER, Cause, Job, Lab
-from labctl.records import pace, store
+from labctl.model import LAUNCHER, Cause, Job, Lab, Pace
+from labctl.records import store
 from labctl.records.active import Ended, LaunchError
 from labctl.records.crash import CrashWatch, judged, memory_limit
 from labctl.records.lines import Line
@@ -58,7 +58,14 @@ class AgentStopper(RunStopper):
 
 
 def launch_of(
-    lab: Lab, job: Job, *, patience: float = 120, stall: float = 0, detach: bool = False, wait: bool = False
+    lab: Lab,
+    job: Job,
+    *,
+    patience: float = 120,
+    stall: float = 0,
+    pace: Pace | None = None,
+    detach: bool = False,
+    wait: bool = False,
 ) -> agent.Launch:
     """Return the Launch of a job, with which the agent in the launcher starts it."""
     nodes = tuple(node.name for node in job.nodes)
@@ -72,7 +79,7 @@ def launch_of(
         limit=job.timeout,
         patience=patience,
         stall=stall,
-        pace=pace.earlier(lab.directory, job),
+        pace=pace or Pace(),
         port=lab.master_port,
         ssh_port=lab.ssh_port,
         owner=lab.owner,

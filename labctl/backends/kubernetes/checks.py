@@ -96,7 +96,7 @@ def kinds_of_jobs(view: View) -> Iterator[Finding]:
 
 
 def nodes(view: View) -> Iterator[Finding]:
-    """Yield ok if a node can hold a worker, else a warning with an autoscaler or if unknown, else an error."""
+    """Yield whether a node can hold a worker: ok, an error, or a warning with an autoscaler or if unknown."""
     fitting = [node for node in view.nodes if node.could_hold(view.request)]
     requested = ", ".join(f"{amount(name, many)} of {name}" for name, many in view.request.items() if name != "pods")
     if fitting:

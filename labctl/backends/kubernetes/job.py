@@ -23,7 +23,7 @@ from labctl.jobs import checkpoints, code, inputs, job, request
 from labctl.jobs.request import RunOptions, choose_workload, config_source, recorded
 from labctl.launchers import OPEN_MPI_NETWORK
 from labctl.model import Copy, Host, Job, Lab, Limits, Node, Pace, Pairs, Workload
-from labctl.records import pace
+from labctl.records.pace import earlier
 from labctl.system import human
 from labctl.system.files import path as packaged
 from labctl.system.files import walk
@@ -113,7 +113,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     """The launcher restarts ranks that fail."""
 
 
-def launch_of(lab: Lab, built: Job, stall: float) -> Launch:
+def launch_of(lab: Lab, built: Job, stall: float, pace: Pace) -> Launch:
     """Return the Launch of a job, which the agent in the launcher's pod reads as JSON."""
     launcher, nodes = built.workload.launcher, tuple(node.name for node in built.nodes)
     return Launch(
@@ -123,7 +123,7 @@ def launch_of(lab: Lab, built: Job, stall: float) -> Launch:
         launcher=launcher,
         limit=built.timeout,
         stall=stall,
-        pace=pace.earlier(lab.directory, built),
+        pace=pace,
         ssh_port=lab.ssh_port,
         needed=launchers.needed(launcher, nodes),
         elastic=launchers.is_elastic(launcher),
@@ -190,7 +190,8 @@ def build(
         lab, workload, run_id, nodes, timeout, code=chosen.copies, config_source=config_source(workload, options)
     )
     built = replace(built, request=asked, resumed=checkpoint, retried=options.retried)
-    launch = msgspec.json.encode(launch_of(lab, built, settings.number("LAB_STALL_SECONDS"))).decode()
+    known = launch_of(lab, built, settings.number("LAB_STALL_SECONDS"), earlier(lab.directory, built))
+    launch = msgspec.json.encode(known).decode()
     # By the run's id the agent knows what is the run's: the launch command and its ranks have it, and no other process.
     variables = tuple((name, value) for name, value in built.environment if name != "LABCTL_RUN_ID")
     carried, on_claim = carry(lab, built, workload, run_id, launch, claim=bool(target.storage and owner))

@@ -482,7 +482,7 @@ class Follower:
         return refusal or ("" if members else "no pod yet: is its operator running?")
 
     def _tell(self, who: str, reason: str) -> None:
-        """Pass a reason to ``notice``, unless it is the last one told of this node or job."""
+        """Pass a reason to ``notice``, unless it repeats the last one of this node or job."""
         if self._told.get(who) != reason:
             self._told[who] = reason
             self._notice(f"{who}: {reason}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from labctl.records import samples
-from labctl.records.straggler import apart, of_run, sentence, straggler
+from labctl.records.straggler import apart, read, sentence, straggler
 
 MINUTE = 60
 
@@ -54,14 +54,14 @@ def test_a_run_is_read_from_the_samples_of_its_nodes(tmp_path: Path) -> None:
         rows = [f"{second},0,1.0,{share if second > 9 else ''}" for second in range(90)]
         head = f"seconds (s),lost samples (count),CPU (cores),{samples.IN_COLLECTIVES}"
         (folder / f"{node}.csv").write_text("\n".join([head, *rows, "90,0"]))
-    late = of_run(tmp_path, ("worker-0", "worker-1"), None)
+    late = straggler(read(tmp_path, ("worker-0", "worker-1")), None)
     assert late
     assert (late.node, late.share, late.others, late.behind) == ("worker-1", 0.02, 0.7, None)
 
 
 def test_a_run_without_samples_has_no_straggler(tmp_path: Path) -> None:
     """Read a run without a folder of samples: None."""
-    assert of_run(tmp_path, ("worker-0", "worker-1"), 0.1) is None
+    assert straggler(read(tmp_path, ("worker-0", "worker-1")), 0.1) is None
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_ranks_that_were_never_in_a_process_group_are_apart(
     for node in ("worker-0", "worker-1"):
         lines = [f"seconds (s),{samples.IN_COLLECTIVES}", *(f"{second},{share}" for second in range(rows))]
         (tmp_path / f"samples/{node}.csv").write_text("\n".join(lines) + "\n")
-    assert apart(tmp_path, ("worker-0", "worker-1")) is expected
-    assert apart(tmp_path, ("worker-0",)) is False
+    assert apart(read(tmp_path, ("worker-0", "worker-1"))) is expected
+    assert apart(read(tmp_path, ("worker-0",))) is False

@@ -301,7 +301,7 @@ def test_a_signal_stops_the_run_and_the_handlers_come_back(number: signal.Signal
 
 @pytest.mark.parametrize(("presses", "graces"), [(1, ["5"]), (2, ["0", "5"])])
 def test_a_second_ctrl_c_leaves_processes_no_grace(presses: int, graces: list[str]) -> None:
-    """One SIGINT stops with a grace of 5 s; a second one stops with 0 too."""
+    """Send SIGINT: the first stops with a grace of 5 s; a second one stops with 0 too."""
     engine = printing("started", code=1)
 
     def keep(lines: Sequence[Line]) -> Sequence[Line]:
