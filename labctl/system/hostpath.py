@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class HostPath(Protocol):
-    """The part of ``pathlib.Path`` that reading a host needs; ``hosts.facts.DumpPath`` implements it too."""
+    """The part of ``pathlib.Path`` that reading a host needs; ``hosts.hostdump.DumpPath`` implements it too."""
 
     @property
     def name(self) -> str: ...

@@ -30,7 +30,7 @@ from labctl.backends.docker.lab import devices as device_listing
 from labctl.config import settings
 from labctl.errors import ConfigError
 from labctl.model import Device, DeviceMapping, Host, Lab
-from labctl.system import files, procfs
+from labctl.system import files, hostdump, procfs
 
 NAMES = tuple(sorted(accelerators.modules()))
 VENDORS = tuple(name for name in NAMES if name != accelerators.CPU)
@@ -309,7 +309,7 @@ def test_a_made_up_accelerator_is_found_by_its_module_alone(zeta: Path, wanted: 
 def test_a_made_up_accelerator_is_found_on_another_host(zeta: Path) -> None:
     """The script of host facts, run on this root, finds the same devices and driver as a local look."""
     done = subprocess.run(["sh", "-c", facts.script(), "sh", str(zeta)], capture_output=True, text=True, check=True)
-    told = facts.read(done.stdout, "blue")
+    told = hostdump.read(done.stdout, "blue")
     accelerator, found = cluster.observe("auto", told)
     assert (accelerator, found.devices, found.driver) == ("zeta", observe("auto", zeta)[1].devices, "2.1")
 

@@ -13,7 +13,7 @@ from support.machine.machine import Machine
 from docker import DockerClient
 from labctl.backends.docker.hosts import facts as survey
 from labctl.backends.docker.lab import cluster
-from labctl.system import routing
+from labctl.system import hostdump, routing
 
 pytestmark = pytest.mark.docker
 
@@ -26,7 +26,7 @@ def test_a_machines_devices_are_told_as_they_are(machine: Machine) -> None:
     hardware.card(machine, 0, vendor="0x8086")
     hardware.groups(machine, render=hardware.RENDER)
     machine.file("/etc/gaudinet.json", "{}")
-    dump = survey.read(machine.run("sh", "-c", survey.script()).stdout, "gpu-1")
+    dump = hostdump.read(machine.run("sh", "-c", survey.script()).stdout, "gpu-1")
     for setting in ("auto", "intel"):
         accelerator, host = cluster.observe(setting, dump)
         output = machine.run(
@@ -47,7 +47,7 @@ def test_where_a_host_is_on_the_network_is_as_docker_has_it(engine: DockerClient
         code, out = container.exec_run(["sh", "-c", survey.script()], environment=environment)
         assert code == 0
         assert isinstance(out, bytes)
-        dump = survey.read(out.decode(), "gpu-1")
+        dump = hostdump.read(out.decode(), "gpu-1")
     finally:
         container.remove(force=True)
     uid, _, gid = dump.user

@@ -15,7 +15,6 @@ from labctl.backends.docker.backend import DockerBackend
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import plan
 from labctl.backends.docker.deploy.steps import LabDeployment, WriteFiles
-from labctl.backends.docker.hosts import facts as survey
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.state import Container, ObservedState
 from labctl.config.context import Context
@@ -37,6 +36,7 @@ from labctl.model import (
 )  # fmt: skip
 from labctl.records.lines import Line, line_of
 from labctl.records.metrics import Sampler
+from labctl.system import hostdump
 from support.fake_backend import FakeBackend
 
 DIRECTORY = Path("/srv/lab")
@@ -48,9 +48,9 @@ def host(**changes: Any) -> Host:
     return replace(Host(name="local", cpus=(0, 1, 2, 3), memory=8 << 30, mtu=1500, uid=1000, gid=1000), **changes)
 
 
-def facts(**changes: Any) -> survey.HostFacts:
+def facts(**changes: Any) -> hostdump.HostFacts:
     """Build facts of a remote host with user ann, 1 TiB free and no port in use; ``changes`` replace fields."""
-    plain = survey.HostFacts(
+    plain = hostdump.HostFacts(
         user="ann",
         uid=1000,
         home="/home/ann",

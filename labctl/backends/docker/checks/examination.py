@@ -16,7 +16,6 @@ from labctl.backends.docker.compose import render
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.hosts import ssh_errors
-from labctl.backends.docker.hosts.facts import HostFacts
 from labctl.backends.docker.hosts.ssh import Connection, LocalConnection
 from labctl.backends.docker.images import packages
 from labctl.backends.state import Container, ObservedState
@@ -26,6 +25,7 @@ from labctl.errors import HostError
 from labctl.model import HERE, File, Host, Lab, Node
 from labctl.system import filelock, procfs
 from labctl.system.cached import once
+from labctl.system.hostdump import HostFacts
 from labctl.system.hostpath import HostPath
 from labctl.system.load import Load
 

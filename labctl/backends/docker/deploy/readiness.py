@@ -28,7 +28,7 @@ from labctl.model import Job, Lab, Result, Workload
 from labctl.records import store
 from labctl.records.active import ActiveRun, in_use
 from labctl.records.left import out_of_reach
-from labctl.system import routing
+from labctl.system import hostdump, routing
 
 
 def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
@@ -143,7 +143,7 @@ def require_program(lab: Lab, job: Job, engine: Engine) -> None:
         raise HostError(f"launcher `{program}` not found in image {lab.image}", hint=hint)
 
 
-def require_port(lab: Lab, job: Job, engine: Engine, facts: Mapping[str, survey.HostFacts]) -> None:
+def require_port(lab: Lab, job: Job, engine: Engine, facts: Mapping[str, hostdump.HostFacts]) -> None:
     """Raise HostError if LAB_MASTER_PORT is in use on the first node's host, as ``facts`` said; not on a bridge.
 
     ``facts``: the hosts' earlier reports. The port is checked again, as a run of this lab may have been ended since.
@@ -151,7 +151,7 @@ def require_port(lab: Lab, job: Job, engine: Engine, facts: Mapping[str, survey.
     host, port = lab.host_of(job.nodes[0].name).name, lab.master_port
     if lab.network != "host" or port not in facts[host].ports:
         return
-    now = survey.read(connection_to(engine, host).run(survey.script()).out, host)
+    now = hostdump.read(connection_to(engine, host).run(survey.script()).out, host)
     user = now.facts_at(time.time()).ports.get(port)
     if user is None:
         return

@@ -1,63 +1,9 @@
 # Prints the facts about a host that labctl needs first. Runs in any POSIX sh with coreutils, as any user.
 # shellcheck shell=sh disable=SC2015,SC2086,SC2154 # `A && B || continue` is meant as that; facts.py sets the lists of patterns
-# An entry is a line, `kind name`, and its content: lines that begin with a tab, or a number and a tab. Empty lines are
-# ignored. Paths are without their leading slash.
-# $1: the folder with /proc, /sys, /dev, /etc and /run; the host's root by default.
+# Its functions are those of entries.sh.
 # Every file that procfs.py and pci.py read must be printed here. The files for accelerators/ come from variables that
 # facts.py sets: accelerator_nodes, accelerator_attributes (below the folder of a device in sysfs), accelerator_texts
 # and accelerator_present, each a list of patterns.
-
-LC_ALL=C
-PATH=$PATH:/usr/sbin:/sbin
-export LC_ALL PATH
-cd -P "${1:-/}" || exit 1
-root=${PWD%/}/
-
-fact() { printf 'fact %s\n\t%s\n' "$1" "$2"; }
-
-# Print an entry's lines; the last may have no newline.
-body() {
-    cat -n
-    echo
-}
-
-# Print whole files.
-text() {
-    for file in "$@"; do
-        [ -f "$file" ] && [ -r "$file" ] || continue
-        printf 'file %s\n' "$file"
-        body < "$file"
-    done
-}
-
-# Print files of a single line. There are many, and a process for each would be slow; `read` reads byte by byte, with
-# which cpulist of a NUMA node seems empty. /dev/null makes head print names even for a single file.
-lines() {
-    printf 'lines\n'
-    head -n 1 /dev/null "$@" 2> /dev/null | body
-}
-
-# Print files whose existence is all that matters.
-there() {
-    for file in "$@"; do
-        [ ! -f "$file" ] || printf 'file %s\n' "$file"
-    done
-}
-
-# Print folders and their modes.
-folder() {
-    for folder in "$@"; do
-        [ ! -d "$folder" ] || printf 'folder %s\n\t%s\n' "$folder" "$(stat -L -c %a "$folder")"
-    done
-}
-
-# Print links and the paths that they resolve to.
-link() {
-    for link in "$@"; do
-        [ -h "$link" ] && [ -e "$link" ] && real=$(readlink -f "$link") || continue
-        printf 'link %s\n\t%s\n' "$link" "${real#"$root"}"
-    done
-}
 
 # Print a device in sysfs: its folder, the link to it, and named attributes only, not `config`, `vpd` and the like.
 device() {
@@ -103,8 +49,7 @@ free() {
     fact "free $1" "$(stat -f -c '%a %S' "$place")"
 }
 
-# Output of a login shell may not end with a newline.
-printf '\nlabctl survey\n'
+begin
 
 # The user, and the address at which ssh reached the host.
 fact id "$(id)"
@@ -174,6 +119,4 @@ for card in sys/class/infiniband/*; do
     lines "$card/ports/1/link_layer" "$card/ports/1/state" "$card/device/numa_node"
 done
 
-# The clock comes last, so that it is read as soon as it is printed.
-fact clock "$(date +%s.%N)"
-printf 'end\n'
+finish

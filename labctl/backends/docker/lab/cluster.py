@@ -24,13 +24,12 @@ from labctl.config.inventory import InventoryHost
 from labctl.config.settings import USUAL_NODES, Settings
 from labctl.errors import ConfigError, HostError, LabError, on_host, raise_all
 from labctl.model import HERE, LAUNCHER, Host, Lab, Network
-from labctl.system import files
+from labctl.system import files, hostdump
 from labctl.system.cached import once
 from labctl.system.hostpath import HostPath
 from labctl.system.parallel import map_hosts
 
 if TYPE_CHECKING:
-    from labctl.backends.docker.hosts import facts
     from labctl.system import routing
 
 # Timeouts in seconds of a host, and of its daemon.
@@ -66,7 +65,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
     daemons: Mapping[str, DockerEngine] = field(default_factory=dict)
     """Docker daemons of the hosts that answer, for images and doctor; empty for another backend."""
     connections: Mapping[str, Connection] = field(default_factory=lambda: {HERE: LocalConnection()})
-    dumps: Mapping[str, facts.HostDump] = field(default_factory=dict)
+    dumps: Mapping[str, hostdump.HostDump] = field(default_factory=dict)
     """Report per host; for an unreachable host the last report."""
     failed: Mapping[str, HostError] = field(default_factory=dict)
     """Errors of hosts that do not answer or are unusable."""
@@ -119,7 +118,7 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
         return begin_reach(self.engine, launcher.name, workers) if launcher and running else None
 
     @once
-    def facts(self) -> dict[str, facts.HostFacts]:
+    def facts(self) -> dict[str, hostdump.HostFacts]:
         """User, clock skew, free space and ports of each host that ssh reaches, by name. HostError if invalid."""
         return {
             name: self.dumps[name].facts_at(connection.output_at)
@@ -226,7 +225,7 @@ def connect(
 
     chosen = tuple(target for target in every if not only or target.name in only)
     with connected(chosen, facts.script(), seconds=REACHING, waits=context.waits) as (reached, unreached):
-        dumps, invalid = map_hosts(lambda connection: facts.read(connection.output, connection.target.name), reached)
+        dumps, invalid = map_hosts(lambda connection: hostdump.read(connection.output, connection.target.name), reached)
         connections = {name: reached[name] for name in dumps}
         daemons = {name: DockerEngine(connection, seconds=seconds) for name, connection in connections.items()}
         ids, silent = map_hosts(DockerEngine.identity, daemons)
@@ -300,17 +299,16 @@ def engine_of(settings: Settings, hosts: tuple[InventoryHost, ...], daemons: Map
     return MultiHostEngine(daemons, places)
 
 
-def last_dump(directory: Path, host: str) -> facts.HostDump | None:
+def last_dump(directory: Path, host: str) -> hostdump.HostDump | None:
     """Return the host's last report, from the lab directory; None if missing or invalid."""
-    from labctl.backends.docker.hosts import facts
 
     try:
-        return facts.read((directory / FACTS / host).read_text(encoding="utf-8"), host)
+        return hostdump.read((directory / FACTS / host).read_text(encoding="utf-8"), host)
     except (OSError, HostError):
         return None
 
 
-def _last_dumps(directory: Path, hosts: tuple[InventoryHost, ...]) -> dict[str, facts.HostDump]:
+def _last_dumps(directory: Path, hosts: tuple[InventoryHost, ...]) -> dict[str, hostdump.HostDump]:
     """Return the last report of each host that was ever reached."""
     dumps = {host.name: last_dump(directory, host.name) for host in hosts}
     return {name: dump for name, dump in dumps.items() if dump}
@@ -367,15 +365,14 @@ def _placed(
     )
 
 
-def observe(setting: str, dump: facts.HostDump | None) -> tuple[str, Host]:
+def observe(setting: str, dump: hostdump.HostDump | None) -> tuple[str, Host]:
     """Return accelerator and host of a report, or of this machine if None. HostError if ``setting`` is not there."""
     from labctl import accelerators
-    from labctl.backends.docker.hosts import facts
 
     if dump is None:
         return accelerators.observe(setting)
     try:
-        with facts.valid(dump.host):
+        with hostdump.valid(dump.host):
             accelerator, host = accelerators.observe(setting, dump.root)
             uid, _, gid = dump.user
             return accelerator, replace(host, name=dump.host, home=dump.home, uid=uid, gid=gid)

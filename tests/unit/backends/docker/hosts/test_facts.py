@@ -23,7 +23,7 @@ from labctl.backends.docker.lab.device_requests import has_cdi
 from labctl.config.inventory import parse
 from labctl.errors import ConfigError, HostError
 from labctl.model import Device
-from labctl.system import procfs
+from labctl.system import hostdump, procfs
 
 SHELLS = {"sh": ["sh"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 TOLD = """\
@@ -103,9 +103,9 @@ def run(*argv: str, **environment: str) -> str:
     return done.stdout
 
 
-def ask(root: Path | str = "/", by: str = "sh", **environment: str) -> survey.HostDump:
+def ask(root: Path | str = "/", by: str = "sh", **environment: str) -> hostdump.HostDump:
     """Run the survey script with shell ``by`` on the files below ``root``; return the facts that it reports."""
-    return survey.read(run(*shell(by), "-c", survey.script(), "sh", str(root), **environment), "gpu-1")
+    return hostdump.read(run(*shell(by), "-c", survey.script(), "sh", str(root), **environment), "gpu-1")
 
 
 # --- what the script tells -----------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_a_large_host_tells_all_in_a_second(tmp_path: Path) -> None:
 
 def test_facts_are_read_off_what_was_told(tmp_path: Path) -> None:
     """A planted survey gives its user, ports with owners, addresses, memory, MTU and clock skew."""
-    dump = survey.read(TOLD, "gpu-1")
+    dump = hostdump.read(TOLD, "gpu-1")
     facts = dump.facts_at(1_700_000_000)
     assert (facts.user, facts.uid, facts.home) == ("ada", 1000, "/home/ada")
     assert (facts.skew, facts.home_free) == (300.5, None)
@@ -283,14 +283,14 @@ def test_an_engines_folders_of_cdi_devices_are_the_hosts(tmp_path: Path, folder:
 def test_half_a_text_is_refused_with_its_end(text: str, last: str) -> None:
     """An empty, foreign or cut-off survey raises HostError of the host, with its last text."""
     with pytest.raises(HostError, match=last) as caught:
-        survey.read(text, "gpu-1")
+        hostdump.read(text, "gpu-1")
     assert (caught.value.node, "gpu-1" in caught.value.message) == ("gpu-1", True)
 
 
 def test_no_path_leads_out_of_what_was_told(tmp_path: Path) -> None:
     """Absolute paths, `..` and links of the survey lead to no file of this machine."""
     (tmp_path / "secret").write_text("x")
-    dump = survey.read("labctl survey\nlink sys/x\n\t../../etc\nend\n", "gpu-1")
+    dump = hostdump.read("labctl survey\nlink sys/x\n\t../../etc\nend\n", "gpu-1")
     for path in (f"{tmp_path}/secret", f"../../{tmp_path}/secret", "sys/x/passwd"):
         assert not (dump.root / path).exists()
         with pytest.raises(FileNotFoundError):
@@ -307,7 +307,7 @@ def test_a_host_that_tells_what_cannot_be_is_named(tmp_path: Path, entry: str) -
 
     def use() -> None:
         """Read a survey with this entry and its facts."""
-        dump = survey.read(f"labctl survey\n{entry}\nend\n", "gpu-1")
+        dump = hostdump.read(f"labctl survey\n{entry}\nend\n", "gpu-1")
         dump.facts_at(0)
 
     with pytest.raises(HostError, match="facts from gpu-1 are invalid") as caught:
@@ -317,7 +317,7 @@ def test_a_host_that_tells_what_cannot_be_is_named(tmp_path: Path, entry: str) -
 
 def test_a_host_without_the_wanted_devices_is_named(tmp_path: Path) -> None:
     """observe() of nvidia on a host without one raises HostError of the host."""
-    dump = survey.read(TOLD, "gpu-1")
+    dump = hostdump.read(TOLD, "gpu-1")
     with pytest.raises(HostError, match="no nvidia device") as caught:
         cluster.observe("nvidia", dump)
     assert caught.value.node == "gpu-1"
@@ -329,7 +329,7 @@ def test_two_names_of_one_machine_are_refused_with_both(tmp_path: Path) -> None:
     A copied machine has the same engine id, and a container its neighbour's kernel.
     """
 
-    def booted(name: str, boot: str) -> survey.HostDump:
+    def booted(name: str, boot: str) -> hostdump.HostDump:
         """Return the survey of a root with this boot id."""
         root = tmp_path / name
         sysfs.put(root / "proc/sys/kernel/random/boot_id", f"{boot}\n")

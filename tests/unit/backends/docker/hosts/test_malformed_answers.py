@@ -19,6 +19,7 @@ from labctl.errors import HostError
 from labctl.model import Secret
 from labctl.naming import OUTPUTS
 from labctl.records import manifest, merge
+from labctl.system import hostdump
 from labctl.system.parallel import map_hosts
 from labctl.system.process import CompletedProcess
 from labctl.system.progress import Progress
@@ -49,7 +50,7 @@ class Liar(Nearby):
 def collects_facts(host: Connection, here: Path) -> object:
     """Run the survey script on the host; return its facts and devices."""
     text = host.run(facts.script()).out
-    dump = facts.read(text, host.target.name)
+    dump = hostdump.read(text, host.target.name)
     return dump.facts_at(0), cluster.observe("auto", dump)
 
 

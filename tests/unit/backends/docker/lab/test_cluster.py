@@ -14,7 +14,6 @@ from support.fake_backend import FakeBackend
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.deploy import ledger
-from labctl.backends.docker.hosts import facts
 from labctl.backends.docker.lab import cluster
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.docker.multi import MultiHostEngine
@@ -24,6 +23,7 @@ from labctl.config.inventory import InventoryHost
 from labctl.errors import ConfigError, HostError
 from labctl.model import Lab
 from labctl.runs import labs
+from labctl.system import hostdump
 
 ROUTES = """\
 Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
@@ -52,9 +52,9 @@ def refuse() -> None:
     raise HostError("cannot start a container: not done within 120 s", hint="labctl doctor")
 
 
-def dump(number: int, gpus: tuple[int, ...]) -> facts.HostDump:
+def dump(number: int, gpus: tuple[int, ...]) -> hostdump.HostDump:
     """Return the survey of host hN, at address 10.0.0.N+1, with these GPUs."""
-    return facts.HostDump(
+    return hostdump.HostDump(
         f"h{number}",
         facts={
             "id": "uid=1000(ann) gid=1000(ann)",
