@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.errors import ConfigError, HostError
+from labctl.health.model import Subject
 from labctl.model import Device, DeviceMapping, Host, Request
 from labctl.system import pci, procfs
 from labctl.system.hostpath import HostPath
@@ -149,6 +150,8 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     """Module of torch that counts its devices, and TensorFlow's kind of them: ``docker/count_devices.py``."""
     health: str = ""
     """Command that shows clocks, throttling and memory errors of a host's devices."""
+    subject: Subject | None = None
+    """Its readings and checks for `labctl health`."""
     reset: str = ""
     """Root command that resets ``{device}``, which is not in use."""
     host_checks: Callable[[Host, Callable[[str], str]], Iterable[Advice]] = lambda *_: ()

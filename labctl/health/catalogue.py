@@ -1,0 +1,7 @@
+"""The subjects of every host, in the order of tables."""
+
+from __future__ import annotations
+
+from labctl.health.model import Subject
+
+HOST: tuple[Subject, ...] = ()

@@ -1,0 +1,244 @@
+"""Examine a node: each check of its readings, compared with neighbours, earlier readings and a lock file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct, field
+
+from labctl.health.model import (
+    LEVELS,
+    Answer,
+    Check,
+    Condition,
+    Evidence,
+    KernelLine,
+    Level,
+    LineCheck,
+    Reading,
+    Rules,
+    Snapshot,
+    Subject,
+    Value,
+)
+from labctl.system import human
+
+PROCESSOR = "processor"
+"""Reading that nodes of the same hardware have in common."""
+KERNEL_SOURCE = "dmesg"
+OWN_LEVELS: Mapping[int, Level] = {0: "ok", 1: "remark", 2: "bad"}
+
+
+class Past(Struct, frozen=True, kw_only=True):
+    """Earlier readings of a node, and the time from which a kernel line counts, in seconds since the node's start."""
+
+    snapshot: Snapshot | None = None
+    since: float = 0.0
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    """The node's fingerprint in a lock file."""
+    lock: str = ""
+    """Name of the lock file."""
+
+
+def since_of(now: Snapshot, before: Snapshot | None, seconds: float | None = None) -> float:
+    """Return the uptime from which kernel lines count: the last ``seconds``, else since ``before``, else the start."""
+    if seconds is not None:
+        return now.uptime - seconds
+    return before.uptime if before and before.boot == now.boot else 0.0
+
+
+def examine(
+    now: Snapshot, subjects: Sequence[Subject], rules: Rules, past: Past, neighbours: Mapping[str, Snapshot]
+) -> tuple[Condition, ...]:
+    """Return the answer of each check that applies to a node; ``neighbours`` are the other nodes by name."""
+    conditions: list[Condition] = []
+    alike = {name: other for name, other in neighbours.items() if _processor(other) == _processor(now)}
+    for subject in subjects:
+        for check in subject.checks:
+            if check.name not in rules.off:
+                conditions += _of_check(subject, check, now, rules, past, alike)
+        for line_check in subject.lines:
+            if line_check.name not in rules.off:
+                conditions += _of_lines(subject, line_check, now, rules, past)
+    conditions += _unreadable(now, subjects)
+    if "changed" not in rules.off:
+        conditions += changed(now, past)
+    conditions += own(now, rules)
+    return tuple(conditions)
+
+
+def worst(conditions: Iterable[Condition]) -> Level:
+    """Return the worst level of these conditions, without ``unknown`` if any check could look; unknown if none."""
+    levels = {condition.level for condition in conditions}
+    if not levels - {"unknown"}:
+        return "unknown"
+    return max(levels - {"unknown"}, key=LEVELS.index)
+
+
+def _processor(snapshot: Snapshot) -> Value | None:
+    """Return the model of a node's processor."""
+    return next((reading.value for reading in snapshot.readings if reading.name == PROCESSOR), None)
+
+
+def _of_check(
+    subject: Subject, check: Check, now: Snapshot, rules: Rules, past: Past, alike: Mapping[str, Snapshot]
+) -> Iterator[Condition]:
+    """Yield the answer of a check for each reading that it judges."""
+    before = past.snapshot.by_key() if past.snapshot else {}
+    for reading in now.readings:
+        if reading.name != check.reading:
+            continue
+        if reading.value is None:
+            yield _condition(subject, check.name, reading, Answer("unknown", reading.why))
+            continue
+        earlier = before.get(reading.key)
+        evidence = Evidence(
+            limit=rules.limits.get(check.name, check.limit),
+            neighbours=tuple(_neighbours(reading, now, alike)),
+            before=earlier.value if earlier else None,
+            same_boot=bool(past.snapshot and past.snapshot.boot == now.boot),
+        )
+        answer = check.judge(reading, evidence) or Answer("ok", "")
+        yield _condition(subject, check.name, reading, answer, check.steps)
+
+
+def _condition(
+    subject: Subject, check: str, reading: Reading, answer: Answer, steps: tuple[str, ...] = ()
+) -> Condition:
+    """Build the condition of a reading; its steps are kept if something is wrong."""
+    wrong = answer.level in ("bad", "remark")
+    return Condition(
+        check=check,
+        subject=subject.name,
+        level=answer.level,
+        item=reading.item,
+        text=answer.text,
+        value="" if reading.value is None else reading.text(),
+        source=reading.source,
+        steps=_filled(steps, reading.item) if wrong else (),
+    )
+
+
+def _filled(steps: Iterable[str], item: str) -> tuple[str, ...]:
+    """Return steps with the item's name and id; ``{sudo}`` stays for who knows the user."""
+    names = {"{item}": item, "{id}": item.rpartition(" ")[2]}
+    return tuple(re.sub(r"\{(item|id)\}", lambda match: names[match[0]], step) for step in steps)
+
+
+def _neighbours(reading: Reading, now: Snapshot, alike: Mapping[str, Snapshot]) -> Iterator[tuple[str, Value]]:
+    """Yield the places and values of comparable hardware, on this node and on those like it."""
+    if reading.kin:
+        for other in now.readings:
+            if other.name == reading.name and other.kin == reading.kin and other.item != reading.item:
+                yield from _known(other.item, other)
+    for node, snapshot in alike.items():
+        for other in snapshot.readings:
+            same = other.kin == reading.kin if reading.kin else other.item == reading.item
+            if other.name == reading.name and same:
+                yield from _known(f"{node} {other.item}".rstrip(), other)
+
+
+def _known(place: str, reading: Reading) -> Iterator[tuple[str, Value]]:
+    """Yield a place and its value, if that is known."""
+    if reading.value is not None:
+        yield place, reading.value
+
+
+# --- kernel lines --------------------------------------------------------------------------------------------
+
+
+def _of_lines(subject: Subject, check: LineCheck, now: Snapshot, rules: Rules, past: Past) -> Iterator[Condition]:
+    """Yield the answer of a check of kernel lines: one per text, with the number of its lines and the last time."""
+    if now.lines_why:
+        yield Condition(
+            check=check.name, subject=subject.name, level="unknown", text=now.lines_why, source=KERNEL_SOURCE
+        )
+        return
+    answers: dict[Answer, list[KernelLine]] = {}
+    for line in now.lines:
+        if line.seconds <= past.since or any(re.search(pattern, line.text) for pattern in rules.ignored):
+            continue
+        match = re.search(check.pattern, line.text)
+        answer = check.judge(match) if match else None
+        if answer:
+            answers.setdefault(answer, []).append(line)
+    for answer, lines in answers.items():
+        times = f" ({len(lines)} times)" if len(lines) > 1 else ""
+        yield Condition(
+            check=check.name,
+            subject=subject.name,
+            level=answer.level,
+            text=f"{answer.text}{times}, {human.duration(max(0.0, now.uptime - lines[-1].seconds))} ago",
+            value=lines[-1].text,
+            source=KERNEL_SOURCE,
+            steps=check.steps,
+        )
+    if not answers:
+        yield Condition(check=check.name, subject=subject.name, level="ok", source=KERNEL_SOURCE)
+
+
+# --- what moved ----------------------------------------------------------------------------------------------
+
+
+def fingerprint(snapshot: Snapshot) -> dict[str, str]:
+    """Return a node's facts by ``ITEM NAME``, as a lock file has them."""
+    facts = (reading for reading in snapshot.readings if reading.kind == "fact" and reading.value is not None)
+    return {" ".join(filter(None, reading.key)): reading.text() for reading in facts}
+
+
+def changed(now: Snapshot, past: Past) -> Iterator[Condition]:
+    """Yield what moved since the earlier readings, and what differs from the lock file."""
+    if past.snapshot:
+        yield from _gone(now, past.snapshot)
+        before = fingerprint(past.snapshot)
+        yield from _moved(now, before, "before")
+    if past.frozen:
+        yield from _moved(now, past.frozen, f"in {past.lock}")
+
+
+def _gone(now: Snapshot, before: Snapshot) -> Iterator[Condition]:
+    """Yield the items with facts that are gone: hardware that has neighbours is bad, other items are a remark."""
+    items = {reading.item for reading in now.readings}
+    for item in dict.fromkeys(reading.item for reading in before.readings if reading.kind == "fact"):
+        if item in items:
+            continue
+        facts = [reading for reading in before.readings if reading.item == item and reading.kind == "fact"]
+        shown = ", ".join(f"{reading.name} {reading.text()}" for reading in facts[:3] if reading.value is not None)
+        level: Level = "bad" if any(reading.kin for reading in facts) else "remark"
+        yield Condition(check="changed", subject="Changes", level=level, item=item, text=f"is gone; it had {shown}")
+
+
+def _moved(now: Snapshot, before: Mapping[str, str], when: str) -> Iterator[Condition]:
+    """Yield a remark per fact that has another value than before."""
+    for reading in now.readings:
+        earlier = before.get(" ".join(filter(None, reading.key)))
+        if reading.kind == "fact" and reading.value is not None and earlier not in (None, reading.text()):
+            text = f"{reading.name} {reading.text()}, {earlier} {when}"
+            yield Condition(
+                check="changed", subject="Changes", level="remark", item=reading.item, text=text, source=reading.source
+            )
+
+
+# --- what a site adds ----------------------------------------------------------------------------------------
+
+
+def own(now: Snapshot, rules: Rules) -> Iterator[Condition]:
+    """Yield the answers of the site's own checks."""
+    readings = {reading.name: reading for reading in now.readings}
+    for check in rules.own:
+        if check.name in rules.off or f"own {check.name}" not in readings:
+            continue
+        reading = readings[f"own {check.name}"]
+        code, _, text = str(reading.value or "").partition(" ")
+        level = OWN_LEVELS.get(int(code), "unknown") if code.isdecimal() else "unknown"
+        shown = "" if level == "ok" else text or reading.why or f"exit code {code}"
+        yield Condition(check=check.name, subject="Own", level=level, text=shown, value=text, source=reading.source)
+
+
+def _unreadable(now: Snapshot, subjects: Iterable[Subject]) -> Iterator[Condition]:
+    """Yield the subjects whose output could not be parsed."""
+    names = {subject.name for subject in subjects}
+    for reading in now.readings:
+        if reading.name in names and reading.value is None:
+            yield Condition(check=reading.name.lower(), subject=reading.name, level="unknown", text=reading.why)

@@ -1,0 +1,109 @@
+"""The script that reads a host's health, and its output as a snapshot."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+
+from labctl.health.model import KernelLine, Reading, Rules, Snapshot, Subject
+from labctl.system import hostdump
+from labctl.system.hostdump import HostDump
+
+BEGIN = """\
+# health of this host
+begin
+fact 'clock before' "$(date +%s.%N)"
+lines proc/sys/kernel/random/boot_id proc/uptime
+"""
+KERNEL = """\
+log=$(dmesg 2> /dev/null) || {
+    log=$(journalctl --quiet --dmesg --boot --output=short-monotonic --no-pager 2> /dev/null)
+    [ -n "$log" ] || fact 'kernel error' "$({ dmesg > /dev/null; } 2>&1 | head -n 1)"
+}
+printf 'fact kernel\n'
+printf '%s\n' "$log" | grep -E "$pattern" | tail -n 1000 | body
+"""
+OWN = """\
+own() {
+    name=$1 seconds=$2
+    shift 2
+    output=$(timeout "$seconds" "$@" 2>&1 < /dev/null)
+    code=$?
+    printf 'fact own %s\n' "$name"
+    printf '%s %s\n' "$code" "$output" | head -n 1 | body
+}
+"""
+TIMED_OUT = 124
+"""Exit code of timeout(1) for a command that did not end."""
+_LINE = re.compile(r"^(?:<\d+>)?\[ *(\d+\.\d+)\] ?(.*)$")
+_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, OSError)
+
+
+def script(subjects: Iterable[Subject], rules: Rules, *, full: bool) -> str:
+    """Return the script that prints a host's readings; ``full`` also those that take longer."""
+    subjects = tuple(subjects)
+    parts = [hostdump.ENTRIES, BEGIN]
+    for subject in subjects:
+        parts += [f"({text}\n)\n" for text in (subject.script, subject.slow if full else "") if text]
+    patterns = "|".join(f"({check.pattern})" for subject in subjects for check in subject.lines)
+    parts += [f"pattern={shlex.quote(patterns)}\n", KERNEL] if patterns else []
+    parts += [OWN] if rules.own else []
+    parts += [f"own {shlex.join((own.name, f'{own.seconds:g}', *own.command))}\n" for own in rules.own]
+    return "".join((*parts, "finish\n"))
+
+
+def snapshot(dump: HostDump, subjects: Iterable[Subject], rules: Rules, *, sent: float, received: float) -> Snapshot:
+    """Build a snapshot from the script's output, which was asked for and had arrived at these times of labctl."""
+    uptime = dump.files.get("proc/uptime", "").partition(" ")[0]
+    readings = [reading for subject in subjects for reading in _of_subject(subject, dump)]
+    return Snapshot(
+        time=received,
+        boot=dump.files.get("proc/sys/kernel/random/boot_id", "").strip(),
+        uptime=float(uptime) if re.fullmatch(r"\d+(\.\d+)?", uptime) else 0.0,
+        readings=(*readings, clock_offset(dump, sent, received), *_own(dump, rules)),
+        lines=tuple(kernel_lines(dump.facts.get("kernel", ""))),
+        lines_why=dump.facts.get("kernel error", ""),
+    )
+
+
+def _of_subject(subject: Subject, dump: HostDump) -> Sequence[Reading]:
+    """Return a subject's readings; a single unknown one if the host's text cannot be parsed."""
+    try:
+        return tuple(subject.readings(dump))
+    except _ERRORS as error:
+        why = f"its output cannot be read: {type(error).__name__}: {error}"
+        return (Reading(name=subject.name, value=None, source="", why=why),)
+
+
+def clock_offset(dump: HostDump, sent: float, received: float) -> Reading:
+    """Return the seconds by which a host's clock is ahead of labctl's at least; 0 if it may be right.
+
+    The host read its clock at the beginning and at the end of the script, both between ``sent`` and ``received``.
+    """
+    source = "date +%s.%N"
+    try:
+        before, after = float(dump.facts["clock before"]), float(dump.facts["clock"])
+    except (ValueError, KeyError):
+        return Reading(name="clock offset", value=None, source=source, why="date(1) prints no seconds")
+    offset = max(0.0, after - received) or min(0.0, before - sent)
+    return Reading(name="clock offset", value=round(offset, 3), unit="s", source=source)
+
+
+def kernel_lines(text: str) -> Iterator[KernelLine]:
+    """Yield the lines of dmesg(1), or of journalctl(1) with monotonic times, that have a time."""
+    for line in text.splitlines():
+        if match := _LINE.match(line.strip()):
+            yield KernelLine(float(match[1]), re.sub(r"^\S+ kernel: ", "", match[2]))
+
+
+def _own(dump: HostDump, rules: Rules) -> Iterator[Reading]:
+    """Yield the answer of each own check as a reading: its exit code and first line."""
+    for own in rules.own:
+        text = dump.facts.get(f"own {own.name}")
+        yield Reading(
+            name=f"own {own.name}",
+            value=text,
+            source=shlex.join(own.command),
+            why="" if text else "it printed nothing",
+        )
