@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from labctl.runs.export import ExportedRun
     from labctl.runs.fitting import Hardware
     from labctl.runs.freeze import FrozenLab, Verification
+    from labctl.runs.health import HealthReport
     from labctl.runs.prune import PrunedRuns
     from labctl.runs.spread import RepeatedRuns
     from labctl.runs.start import Ask
@@ -193,6 +194,31 @@ def status(context: Context) -> LabStatus:
 
     with backends.connect(context, named_settings(context), demand=False) as backend:
         return labs.status(backend)
+
+
+def health(
+    context: Context, nodes: tuple[str, ...] = (), *, since: float | None = None, prometheus: Path | None = None
+) -> HealthReport:
+    """Examine the hosts of nodes, or all, and return the verdicts; write them as metrics to ``prometheus`` too.
+
+    Kernel lines of the last ``since`` seconds count; None: those since a host's last good verdict.
+    """
+    from labctl.reports import prometheus as metrics
+    from labctl.runs import health as examination
+
+    with connected(context, "health", demand=False) as backend:
+        report = examination.report(backend, nodes, since=since)
+    if prometheus:
+        metrics.write(prometheus, context.directory, report.hosts)
+    return report
+
+
+def ticket(context: Context, node: str, *, since: float | None = None) -> str:
+    """Examine the host of a node, and return a text about it for whoever repairs it."""
+    from labctl.reports import ticket as tickets
+
+    (verdict,) = health(context, (node,), since=since).hosts
+    return tickets.of(context.directory, verdict)
 
 
 def down(context: Context, *, images: bool = False, ask: Ask | None = None) -> PlanPreview:

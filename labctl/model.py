@@ -647,6 +647,8 @@ class Result(Struct, frozen=True, kw_only=True):
     """Node that the others waited for, over the whole run; None if there is none."""
     pace: Pace | None = None
     """Its steps; None if it printed none."""
+    node_changes: tuple[str, ...] = ()
+    """Changes of its nodes' health while it ran, as ``worker-3 mlx5_0/1: link_downed +2``, the bad first."""
 
     @property
     def outcome(self) -> str:

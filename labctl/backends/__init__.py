@@ -96,9 +96,9 @@ class Backend(Protocol):
         """Download models and datasets to the lab's cache, with ``hosts`` to theirs; a ``preview`` only reports."""
 
     def on_hosts(
-        self, script: str, arguments: tuple[str, ...], seconds: float
+        self, script: str, arguments: tuple[str, ...], seconds: float, hosts: Collection[str] = ()
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run a script on each host; return results, whatever the exit code, and hosts unreachable or timed out."""
+        """Run a script on these hosts, or on each; return results, of any exit code, and hosts that did not answer."""
 
     def typed(self, host: str, command: str) -> str:
         """Return the command line that a user types on this machine to run a shell command on a host."""

@@ -22,6 +22,8 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
     reason: str = ""
     slots: int = 0
     devices: tuple[str, ...] = ()
+    fitness: str = ""
+    """Age of its host's last good verdict, and what changed since; empty if it was never examined."""
 
 
 class RunState(Struct, frozen=True):

@@ -29,7 +29,8 @@ from labctl.model import Cause, Event, Lab, Metric, Result, Workload
 from labctl.records import store
 from labctl.records.store import RunSummary
 from labctl.records.verdict import final
-from labctl.runs import judge, start
+from labctl.runs import health, judge, start
+from labctl.runs.health import Unfit
 from labctl.system import filelock, files, human, process
 
 FOLLOWED = 1024
@@ -81,7 +82,7 @@ def run(
     if drained := inventory.drained(context.directory).keys() & nodes:
         context.warn(f"{', '.join(sorted(drained))} is used, though drained.txt lists it")
     backend.require_launcher(workload)
-    unusable = backend.unusable(most_slots(batch))
+    unusable = health.unusable(backend, most_slots(batch))
     for node in sorted(unusable.keys() & nodes):
         context.warn(f"{node} is left out: {unusable[node]}; `--resume` runs its jobs once it is back")
     with filelock.held(directory / ".lock", f"labctl batch {name}"):
@@ -393,7 +394,7 @@ def refused(lab: str, job: BatchJob, error: LabError) -> Result:
         launcher="",
         lab=lab,
         verdict="ERROR",
-        cause="interrupted" if job.run_id or isinstance(error, Interrupted) else cause,
+        cause="interrupted" if job.run_id or isinstance(error, (Interrupted, Unfit)) else cause,
         message=error.message,
         exit_code=error.exit_code,
     )

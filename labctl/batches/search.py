@@ -25,6 +25,7 @@ from labctl.errors import ConfigError
 from labctl.jobs import job
 from labctl.jobs.request import RunOptions
 from labctl.model import Lab, Metric, Workload
+from labctl.runs import health
 from labctl.system import files, human
 from labctl.system.load import Measured, Watch
 
@@ -137,7 +138,7 @@ def bisect(
 
 def _usable(backend: Backend, lab: Lab, nodes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the nodes to search, each once: named ones, else all not drained; note each unusable one."""
-    left_out = dict(backend.unusable())
+    left_out = health.unusable(backend)
     if not nodes:
         left_out |= inventory.drained_reasons(backend.context.directory)
     asked = job.nodes_of(lab, nodes, "--nodes") or lab.nodes

@@ -22,6 +22,7 @@ COMMANDS = {
     "init": ("host", "create a lab directory: .env, hosts.txt, hostfiles and workloads"),
     "setup": ("host", "install Docker Engine, buildx and compose on this host"),
     "doctor": ("host", "diagnose hosts, Docker and the lab, and suggest fixes"),
+    "health": ("health", "tell whether the hosts are fit to run: hardware, links, kernel, disks, clocks"),
     "devices": ("devices", "list accelerators, cores and fabrics of the hosts, and the node of each"),
     "config": ("host", "show effective settings and their origin"),
     "render": ("lab", "write the files of all nodes without starting them"),

@@ -101,10 +101,15 @@ def rotate_command(directory: Directory = HERE, setting: Setting = None, json: J
         answer_status(output, flows.rotate_keys(context(directory, output, setting)))
 
 
-def status_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
+def status_command(
+    directory: Directory = HERE,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show when each node was last fit to run.")] = False,
+    setting: Setting = None,
+    json: Json = False,
+) -> None:
     """`labctl status`: print containers and their health; exit with an error if a host does not answer."""
     with answering(as_json=json) as output:
-        answer_status(output, flows.status(context(directory, output, setting)))
+        answer_status(output, flows.status(context(directory, output, setting)), verbose=verbose)
 
 
 def down_command(
@@ -133,9 +138,12 @@ def clean_command(directory: Directory = HERE, setting: Setting = None, json: Js
         output.answer(answer, f"lab {answer.lab} is down; its keys and rendered files were removed, runs/ is kept")
 
 
-def answer_status(output: Output, status: LabStatus) -> None:
-    """Print a lab's status; exit with HostError's code if a host does not answer."""
-    output.answer(status, status_text(status))
+def answer_status(output: Output, status: LabStatus, *, verbose: bool = False) -> None:
+    """Print a lab's status, ``verbose`` with each node's fitness; exit with an error if a host does not answer."""
+    text = status_text(status)
+    if verbose:
+        text += "".join(f"\n{node.name}: {node.fitness}" for node in status.nodes if node.fitness)
+    output.answer(status, text)
     if status.unreachable:
         sys.exit(HostError.exit_code)
 

@@ -246,6 +246,7 @@ SETTINGS = (
     Setting("LAB_MASTER_PORT", "29500", port, aliases=("DOCKER_MASTER_PORT",)),
     Setting("LAB_PORTS", "", published_ports),
     Setting("LAB_RUN_PATIENCE", "120", whole(10, 10**6)),
+    Setting("LAB_PREFLIGHT", "", one_of("on", "warn", "off")),
     Setting("LAB_STALL_SECONDS", "600", whole(0, 10**6)),
     Setting("LAB_SSHD_LOG_LEVEL", "VERBOSE", log_level),
     Setting("LAB_SHM_SIZE", "8g", size),

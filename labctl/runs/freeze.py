@@ -112,7 +112,7 @@ def _facts(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]
     for part, content in document.items():
         if part in WHERE:
             for place, facts in content.items():
-                yield from (((place, name), str(value)) for name, value in facts.items() if value is not None)
+                yield from (((place, name), value) for name, value in _flat("", facts))
         else:
             yield from ((("lab", name), value) for name, value in _flat(part, content))
 
@@ -121,6 +121,6 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the values of nested mappings, names joined by blanks; skip None."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(f"{name} {key}", inner)
+            yield from _flat(f"{name} {key}".lstrip(), inner)
     elif value is not None:
         yield name, str(value)

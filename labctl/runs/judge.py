@@ -18,6 +18,7 @@ from labctl.backends import Backend
 from labctl.backends.owner import owner
 from labctl.backends.spec import hidden
 from labctl.errors import ConfigError, HostError, LabError
+from labctl.health.model import Condition
 from labctl.jobs.job import GRACE
 from labctl.model import Hang, Job, Lab, Metric, Result, Verdict, Workload
 from labctl.records import left, metrics, outlook, store, straggler
@@ -28,7 +29,7 @@ from labctl.records.outlook import Outlook
 from labctl.records.progress import tracker_of
 from labctl.records.verdict import RunOutcome, error
 from labctl.records.verdict import judge as verdict_of
-from labctl.runs import attempts, evidence
+from labctl.runs import attempts, evidence, health
 from labctl.system import filelock
 
 # Seconds that another labctl, which has followed a run to its end, has to judge it.
@@ -71,7 +72,8 @@ def conclude(
     that a later command writes it.
     """
     warn = backend.context.warn
-    result = result_of(run, outcome, log, seconds, now)
+    looked = health.begin_after(backend, run)
+    result = with_changes(result_of(run, outcome, log, seconds, now), health.changes(run, looked))
     if result.verdict != "PASS":
         result = replace(result, hang=store.read_hang(run.lab, run.run_id))
     shares = straggler.read(run.directory, [run.short(node.name) for node in run.job.nodes])
@@ -93,6 +95,12 @@ def conclude(
     for metric in unmatched(run.job.workload, result):
         warn(f"metric `{metric.name}`: no line of the output matches `{metric.pattern}`")
     return result
+
+
+def with_changes(result: Result, found: Sequence[Condition]) -> Result:
+    """Return a result with what changed on its nodes; in its message too if it did not pass."""
+    message = result.message if result.verdict == "PASS" else health.message(result.message, found)
+    return replace(result, message=message, node_changes=tuple(condition.sentence() for condition in found))
 
 
 def _shows_groups(run: Run) -> bool:

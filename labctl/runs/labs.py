@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from msgspec.structs import replace
 
-from labctl.backends import Backend
+from labctl.backends import Backend, health
 from labctl.backends.plan import Plan, PlanPreview, preview
 from labctl.backends.status import LabStatus, RunState
 from labctl.config.context import Context
@@ -39,8 +40,10 @@ def bring_up(backend: Backend) -> LabStatus:
 
 def status(backend: Backend) -> LabStatus:
     """Return the status of the lab with the states of its latest runs."""
-    runs = judge.states(backend, LISTED)
-    return replace(backend.status(), runs=tuple(RunState(run.run_id, run.state) for run in runs))
+    runs, now = judge.states(backend, LISTED), backend.status()
+    ages = health.ages(backend.context.directory, {node.name: node.host for node in now.nodes}, time.time())
+    nodes = tuple(replace(node, fitness=ages.get(node.name, "")) for node in now.nodes)
+    return replace(now, nodes=nodes, runs=tuple(RunState(run.run_id, run.state) for run in runs))
 
 
 def take_down(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from itertools import groupby
@@ -16,13 +16,14 @@ from labctl.backends.plan import preview as preview_of
 from labctl.config.context import Context
 from labctl.config.settings import Settings
 from labctl.errors import HostError
+from labctl.health.model import Snapshot
 from labctl.jobs import checkpoints
-from labctl.jobs.request import RunOptions, unknown
+from labctl.jobs.request import RunOptions, unknown, without
 from labctl.model import Result, Workload
 from labctl.records import store
 from labctl.records.active import Run
 from labctl.records.store import RunSummary
-from labctl.runs import fitting, judge, labs
+from labctl.runs import fitting, health, judge, labs
 from labctl.runs.steps import CollectResults, EndRun, LaunchRun, RunDeployment, StageRun, WriteResult
 from labctl.system import filelock
 from labctl.workloads import external
@@ -61,17 +62,17 @@ def warn_of_unknown(context: Context, settings: Settings, workload: Workload, op
 def run(backend: Backend, request: Request) -> Result:
     """Run a workload, follow and judge it; return the result, ERROR if it does not fit. HostError if not begun."""
     try:
-        new = ready(backend, request)
+        new, before = ready(backend, request)
     except DoesNotFit as error:
         return error.result
-    return _carry_out(backend, request, new).result
+    return _carry_out(backend, request, new, before).result
 
 
 def launch(backend: Backend, request: Request) -> RunSummary:
     """Launch a run detached and return its summary. HostError, also if it does not fit, or ConfigError."""
     request = replace(request, options=replace(request.options, detach=True))
-    new = ready(backend, request)
-    _carry_out(backend, request, new)
+    new, before = ready(backend, request)
+    _carry_out(backend, request, new, before)
     return store.summary(new.lab.directory, new.run_id, backend.active())
 
 
@@ -111,10 +112,10 @@ def why_not_fit(backend: Backend, run: Run) -> str | None:
     return fitting.why_not_fit(run.lab, run.job, backend.settings.number("LAB_MEMORY"))
 
 
-def ready(backend: Backend, request: Request) -> Run:
-    """Build a run, bring the lab up if it needs another image, check and return it. DoesNotFit if memory is short.
+def ready(backend: Backend, request: Request) -> tuple[Run, Mapping[str, Snapshot]]:
+    """Build a run, bring the lab up if it needs another image, check it; return it and the readings of its hosts.
 
-    DoesNotFit, HostError or ConfigError for a run that cannot begin.
+    DoesNotFit if memory is short, Unfit for a bad node, HostError or ConfigError for another run that cannot begin.
     """
     now = datetime.now().astimezone()
     run = begin(backend, request, now)
@@ -126,8 +127,9 @@ def ready(backend: Backend, request: Request) -> Run:
         labs.bring_up(backend)
         run = backend.begin(request.workload, request.options, datetime.now().astimezone(), request.replayed)
         observed = backend.observe(run)
+    looked = health.begin_look(backend, observed)
     backend.require_ready(observed, request.options)
-    return observed
+    return observed, health.require_fit(backend, observed, looked)
 
 
 def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = False) -> Plan:
@@ -162,13 +164,13 @@ def _unfinished(backend: Backend) -> dict[str, str]:
     return judge.unfinished(backend, active, orphaned)
 
 
-def _carry_out(backend: Backend, request: Request, run: Run) -> RunDeployment:
+def _carry_out(backend: Backend, request: Request, run: Run, before: Mapping[str, Snapshot]) -> RunDeployment:
     """Carry out a run's plan under its lock; return its deployment with the result. HostError if a step fails."""
     options = request.options
     with locked(backend.context, run.run_id), ExitStack() as held:
         steps = plan(backend, run, options).steps
         now = datetime.now().astimezone()
-        deployment = RunDeployment(backend=backend, run=run, options=options, now=now, held=held)
+        deployment = RunDeployment(backend=backend, run=run, options=options, now=now, held=held, before=before)
         done = 0
         for is_own, section in _sections(steps):
             after = len(steps) - done - len(section)
@@ -201,12 +203,13 @@ def locked(context: Context, run_id: str) -> Iterator[None]:
 
 
 def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Request, Result]:
-    """Bring the lab up and run a failed run again; if it stays down, warn; return no retries and the old result."""
+    """Bring the lab up and run a failed run again; if it stays down or is not fit, warn; return the old result."""
     try:
         options = _recover(backend, request, ended)
+        options = _without_unfit(backend, request.workload, options, ended)
     except HostError as error:
-        text = f"run {ended.run_id} is not started again, because the lab does not come up: {error.message}"
-        backend.context.warn(text)
+        why = "a node is not fit" if isinstance(error, health.Unfit) else "the lab does not come up"
+        backend.context.warn(f"run {ended.run_id} is not started again, because {why}: {error.message}")
         return replace(request, options=replace(request.options, retries=0)), ended
     request = replace(request, options=options)
     return request, run(backend, request)
@@ -224,6 +227,18 @@ def _recover(backend: Backend, request: Request, ended: Result) -> RunOptions:
         options = backend.without_lost(options, ended, error)
     gather(backend, ended.run_id)
     return again(context, workload, options, ended)
+
+
+def _without_unfit(backend: Backend, workload: Workload, options: RunOptions, ended: Result) -> RunOptions:
+    """Return a retry's options, without the bad nodes of the ended run if the workload is elastic; Unfit if not."""
+    used = {rank.node for rank in ended.ranks}
+    bad = {node: why for node, why in health.unfit_nodes(backend).items() if node in used or not used}
+    if not bad:
+        return options
+    if not workload.elastic:
+        raise health.unfit(bad, 0)
+    backend.context.notice(f"the run goes on without {', '.join(bad)}: {next(iter(bad.values()))[0]}")
+    return without(options, tuple(bad))
 
 
 def again(context: Context, workload: Workload, options: RunOptions, ended: Result) -> RunOptions:

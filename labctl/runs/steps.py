@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,12 +13,13 @@ from labctl.backends import Backend
 from labctl.backends.plan import Step
 from labctl.config.context import Context
 from labctl.errors import HostError
+from labctl.health.model import Snapshot
 from labctl.jobs.request import RunOptions
 from labctl.model import HERE, Copy, File, Result
 from labctl.records import store
 from labctl.records.active import Run
 from labctl.records.verdict import RunOutcome
-from labctl.runs import judge
+from labctl.runs import health, judge
 
 
 @dataclass(kw_only=True)
@@ -30,6 +32,8 @@ class RunDeployment:
     now: datetime
     held: ExitStack
     """Closed at the end of the run, however that comes."""
+    before: Mapping[str, Snapshot]
+    """Readings of its hosts before it."""
     began: float = field(init=False)
     log: store.RunLog = field(init=False)
     outcome: RunOutcome = field(init=False)
@@ -77,6 +81,7 @@ class StageRun(Step, frozen=True, kw_only=True):
         run = deployment.run
         deployment.began = time.monotonic()
         store.create(run.lab, self.run_id, self.job, self.record, self.code)
+        health.record(run, deployment.before)
         deployment.log = store.RunLog(run.directory, run.lab, run.job.workload)
         deployment.held.callback(deployment.log.close)
         deployment.context.notice(f"run {self.run_id}: {run.job.workload.description}")

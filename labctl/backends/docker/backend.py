@@ -265,12 +265,12 @@ class DockerBackend:
         )
 
     def on_hosts(
-        self, script: str, arguments: tuple[str, ...], seconds: float
+        self, script: str, arguments: tuple[str, ...], seconds: float, hosts: Collection[str] = ()
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-        """Run a script on each host for at most ``seconds``; return results, of any exit code, and lost hosts."""
+        """Run a script for ``seconds`` on these hosts, or all; return results, of any exit code, and lost hosts."""
         from labctl.backends.docker.deploy import on_hosts
 
-        return on_hosts.run(self.cluster, script, arguments, seconds)
+        return on_hosts.run(self.cluster, script, arguments, seconds, hosts)
 
     def typed(self, host: str, command: str) -> str:
         """Return the command line that a user types here to run a shell command on a host of LAB_HOSTS, or here."""

@@ -65,6 +65,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "cache --hosts": "labctl cache fills the claim, which all pods have",
     "doctor --fix": "labctl doctor",
     "doctor --node": "labctl doctor",
+    "health": "kubectl describe node; labctl reads no host of a cluster",
     "fit": "labctl fit WORKLOAD -s LAB_ENGINE=docker",
 }
 
@@ -227,6 +228,7 @@ class KubernetesBackend:
         script: str,  # noqa: ARG002
         arguments: tuple[str, ...],  # noqa: ARG002
         seconds: float,  # noqa: ARG002
+        hosts: Collection[str] = (),  # noqa: ARG002
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
         """Run nothing and return empty mappings: labctl has no access to the hosts of a cluster's nodes."""
         return {}, {}

@@ -5,21 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 from labctl import launchers, naming
-from labctl.backends import facts
+from labctl.backends import facts, health
 from labctl.backends.docker.daemon import DockerEngine
-from labctl.backends.docker.deploy import provenance
+from labctl.backends.docker.deploy import on_hosts, provenance
 from labctl.backends.docker.hosts.sources import Kind
 from labctl.backends.docker.images import catalog, package_sources
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.errors import HostError, raise_all
+from labctl.health import examine, look
 from labctl.jobs import inputs
 from labctl.model import HERE, LAUNCHER, Cache, Host, Lab, Workload
 from labctl.records import store
@@ -138,6 +140,7 @@ def _hosts(
     raise_all(failed)
     versions, failed = map_hosts(lambda name: cluster.engine.capabilities(name).versions(), names)
     raise_all(failed)
+    hardware = _hardware(cluster, lab)
 
     def of_host(host: Host) -> dict[str, Any]:
         """Return one host's image, driver, cores, versions, devices, cached revisions, clones and data."""
@@ -154,12 +157,22 @@ def _hosts(
             **devices,
             **cached_here,
             **paths,
+            health.FINGERPRINT: hardware[host.name],
         }
 
     facts = {host.name: of_host(host) for host in lab.hosts}
     if HERE not in facts:
         facts[HERE] = {f"code {path}": value for (_, path), value in values_by_host[HERE].items()}
     return facts
+
+
+def _hardware(cluster: Cluster, lab: Lab) -> dict[str, dict[str, str]]:
+    """Return each host's fingerprint: processor, memory, cards, links, disks, drivers. HostError if one is silent."""
+    subjects, rules = health.subjects_of(lab.accelerator), health.rules_of(lab.directory)
+    hosts = tuple(host.name for host in lab.hosts)
+    snapshots, failed = look.look(partial(on_hosts.run, cluster), hosts, subjects, rules, full=True)
+    raise_all(failed)
+    return {host: examine.fingerprint(snapshot) for host, snapshot in snapshots.items()}
 
 
 def _device(*facts: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from labctl.backends.docker.hosts.ssh import Connection
@@ -19,9 +19,9 @@ PROCESSES = Path(__file__).with_name("processes.sh").read_text(encoding="utf-8")
 
 
 def run(
-    cluster: Cluster, script: str, arguments: tuple[str, ...], seconds: float
+    cluster: Cluster, script: str, arguments: tuple[str, ...], seconds: float, hosts: Collection[str] = ()
 ) -> tuple[Mapping[str, CompletedProcess], Failures]:
-    """Run a script on each host for at most ``seconds``; return results, of any exit code, and unreachable hosts."""
+    """Run a script on these hosts, or on each, for ``seconds``; return results, of any exit code, and lost hosts."""
 
     # Limited on the host, as it would go on after the connection is closed. Errors name it by its first line.
     name, limited = script.partition("\n")[0], f'timeout -k 10 {seconds:g} sh -c {shlex.quote(script)} sh "$@"'
@@ -35,7 +35,8 @@ def run(
             return {HERE: on_one(here)}, {}
         except HostError as error:
             return {}, {HERE: error}
-    done, lost = map_hosts(on_one, cluster.connections)
+    chosen = {host: connection for host, connection in cluster.connections.items() if not hosts or host in hosts}
+    done, lost = map_hosts(on_one, chosen)
     unreached = {host: error for host, error in cluster.failed.items() if host not in cluster.connections}
     return done, {**unreached, **lost}
 

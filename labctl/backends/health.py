@@ -1,0 +1,213 @@
+"""Health of a lab's hosts: subjects, the last good readings, and the conditions of each host and its nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from labctl import accelerators
+from labctl.config import health_rules
+from labctl.errors import HostError
+from labctl.health import catalogue, examine
+from labctl.health.model import Condition, Level, Reading, Rules, Snapshot, Subject
+from labctl.model import Lab
+from labctl.system import files, human
+from labctl.system.decode import decode
+
+FOLDER = ".lab/health"
+"""Folder of a file per host, relative to the lab directory."""
+LOCK = "lab.lock"
+FINGERPRINT = "hardware"
+"""Key of a host's fingerprint among its facts in a lock file."""
+OLD = 86_400
+"""Seconds after which a good verdict's age is worth a word."""
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """The latest readings of a host, and the last good ones."""
+
+    last: Snapshot
+    level: Level
+    good: Snapshot | None = None
+
+
+class HostHealth(Struct, frozen=True, kw_only=True):
+    """Verdict on a host: the worst level of its conditions, and those that are not ok."""
+
+    host: str
+    nodes: tuple[str, ...]
+    """The lab's nodes on it."""
+    level: Level
+    conditions: tuple[Condition, ...]
+    """All answers."""
+    last_good: float | None = None
+    """Seconds since its last good verdict before this one; None without."""
+    error: str = ""
+    """Why it could not be read."""
+
+    @property
+    def wrong(self) -> tuple[Condition, ...]:
+        """Return the conditions that are bad, then those that are a remark."""
+        return tuple(each for level in ("bad", "remark") for each in self.conditions if each.level == level)
+
+
+def subjects_of(accelerator: str) -> tuple[Subject, ...]:
+    """Return the subjects of a host with this accelerator."""
+    own = accelerators.get(accelerator).subject
+    return (*((own,) if own else ()), *catalogue.HOST)
+
+
+def known_checks() -> frozenset[str]:
+    """Return the names of all checks, of every accelerator."""
+    modules = accelerators.modules().values()
+    subjects = [*catalogue.HOST, *(module.subject for module in modules if module.subject)]
+    names = {check.name for subject in subjects for check in subject.checks}
+    return frozenset({*names, *(check.name for subject in subjects for check in subject.lines), "changed"})
+
+
+def rules_of(directory: Path) -> Rules:
+    """Return the rules of the lab's ``health.yml``. ConfigError if it is invalid."""
+    return health_rules.load(directory)
+
+
+def judge(
+    lab: Lab,
+    snapshots: Mapping[str, Snapshot],
+    failed: Mapping[str, HostError],
+    rules: Rules,
+    *,
+    since: float | None = None,
+) -> tuple[HostHealth, ...]:
+    """Judge the hosts that were read, each beside the others, and name those that were not; nothing is written."""
+    subjects, frozen = subjects_of(lab.accelerator), locked(lab.directory)
+    verdicts = []
+    for host, now in snapshots.items():
+        kept = read(lab.directory, host)
+        good = kept.good if kept else None
+        past = examine.Past(
+            snapshot=good,
+            since=examine.since_of(now, good, since),
+            frozen=frozen.get(host, {}),
+            lock=LOCK,
+        )
+        others = {other: snapshot for other, snapshot in snapshots.items() if other != host}
+        conditions = named(now, examine.examine(now, subjects, rules, past, others))
+        verdicts.append(
+            HostHealth(
+                host=host,
+                nodes=nodes_on(lab, host),
+                level=examine.worst(conditions),
+                conditions=conditions,
+                last_good=now.time - good.time if good else None,
+            )
+        )
+    unread = [
+        HostHealth(host=host, nodes=nodes_on(lab, host), level="unknown", conditions=(), error=error.message)
+        for host, error in failed.items()
+    ]
+    return (*verdicts, *unread)
+
+
+def named(now: Snapshot, conditions: Iterable[Condition]) -> tuple[Condition, ...]:
+    """Return the conditions with the name of a device beside its PCI address: ``GPU 2 (0000:3b:00.0)``."""
+    devices = {reading.value: reading.item for reading in now.readings if reading.name == "PCI address"}
+    return tuple(
+        msgspec.structs.replace(each, item=f"{devices[each.item]} ({each.item})") if each.item in devices else each
+        for each in conditions
+    )
+
+
+def nodes_on(lab: Lab, host: str) -> tuple[str, ...]:
+    """Return the names of the lab's nodes on a host."""
+    return tuple(node.name for node in lab.nodes if node.host == host)
+
+
+def nodes_of(lab: Lab, verdict: HostHealth, condition: Condition) -> tuple[str, ...]:
+    """Return the nodes that a condition concerns: the one that has the device, else all of the host."""
+    for node in lab.nodes:
+        if node.host != verdict.host:
+            continue
+        for device in node.devices.devices:
+            names = {f"({device.pci})", device.pci, device.path.rpartition("/")[2], device.id} - {"()", ""}
+            if condition.subject not in _HOST_WIDE and names & set(condition.item.split()):
+                return (node.name,)
+    return verdict.nodes
+
+
+_HOST_WIDE = frozenset(subject.name for subject in catalogue.HOST if subject.name != "PCIe")
+
+
+# --- what is kept --------------------------------------------------------------------------------------------
+
+
+def read(directory: Path, host: str) -> Kept | None:
+    """Return the readings that are kept of a host; None without, or if they are of another labctl."""
+    try:
+        return decode((directory / FOLDER / f"{host}.json").read_bytes(), Kept)
+    except (OSError, ValueError):
+        return None
+
+
+def keep(directory: Path, snapshots: Mapping[str, Snapshot], verdicts: Iterable[HostHealth], *, full: bool) -> None:
+    """Write the readings of each host that was read, as the last good ones too unless it is bad or unknown."""
+    for verdict in verdicts:
+        now = snapshots.get(verdict.host)
+        if now is None:
+            continue
+        before = read(directory, verdict.host)
+        good = before.good if before else None
+        if verdict.level in ("ok", "remark"):
+            good = now if full else _completed(now, good)
+        kept = Kept(last=now, level=verdict.level, good=good)
+        files.write(directory / FOLDER / f"{verdict.host}.json", msgspec.json.encode(kept).decode())
+
+
+def _completed(now: Snapshot, before: Snapshot | None) -> Snapshot:
+    """Return a quick look's readings, with those of the earlier full one that a quick look does not take."""
+    if before is None:
+        return now
+    taken = now.by_key()
+    rest = (reading for reading in before.readings if reading.key not in taken and reading.kind != "fact")
+    return msgspec.structs.replace(now, readings=(*now.readings, *rest))
+
+
+def locked(directory: Path) -> Mapping[str, Mapping[str, str]]:
+    """Return the fingerprint of each host in the lab's lock file; empty without."""
+    try:
+        document = json.loads((directory / LOCK).read_text(encoding="utf-8"))
+        return {host: dict(facts.get(FINGERPRINT) or {}) for host, facts in document["hosts"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def ages(directory: Path, hosts: Mapping[str, str], now: float) -> dict[str, str]:
+    """Return a clause on the last verdict of each node, whose hosts are given: ``last good 9 d ago``."""
+    kept = {host: read(directory, host) for host in set(hosts.values())}
+    return {node: age(verdict, now) for node, host in hosts.items() if (verdict := kept[host])}
+
+
+def age(kept: Kept, now: float) -> str:
+    """Render the age of a host's last good verdict, and what moved since."""
+    if kept.good is None:
+        return f"{kept.level} {human.duration(max(0.0, now - kept.last.time))} ago, never good"
+    moved = ", ".join(_moved(kept.good, kept.last))
+    since = f", {moved} changed since" if moved else ""
+    bad = ", bad since" if kept.level == "bad" else ""
+    return f"last good {human.duration(max(0.0, now - kept.good.time))} ago{bad}{since}"
+
+
+def _moved(good: Snapshot, last: Snapshot) -> Iterator[str]:
+    """Yield the names of the facts that differ."""
+    facts = {reading.key: reading.value for reading in good.readings if reading.kind == "fact"}
+    for reading in _facts(last.readings):
+        if reading.key in facts and facts[reading.key] != reading.value:
+            yield f"{reading.item} {reading.name}".strip()
+
+
+def _facts(readings: Sequence[Reading]) -> Iterator[Reading]:
+    """Yield the facts among readings."""
+    return (reading for reading in readings if reading.kind == "fact")

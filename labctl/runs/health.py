@@ -1,0 +1,278 @@
+"""Health of a lab's hosts for `labctl health`, before a run, and what changed on its nodes while it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, field
+
+from labctl import backends
+from labctl.accelerators import CPU
+from labctl.backends import Backend
+from labctl.backends import health as of_backend
+from labctl.backends.health import HostHealth, nodes_of
+from labctl.config import health_rules
+from labctl.errors import ConfigError, HostError, did_you_mean
+from labctl.health import examine, look
+from labctl.health.model import Condition, Level, Rules, Snapshot
+from labctl.model import Lab
+from labctl.records.active import Run
+from labctl.system import files, human
+from labctl.system.decode import decode
+from labctl.system.parallel import begin
+
+RECORD = "health.json"
+"""Readings before and after a run, in its record."""
+AFTERWARDS = 3.0
+"""Seconds that hosts may take to be read after a run."""
+SHOWN = 3
+"""Changes that a run's message names at most."""
+
+
+class HealthReport(Struct, frozen=True, kw_only=True):
+    """Answer of `labctl health`: the worst level of all hosts, and the verdict on each."""
+
+    level: Level
+    hosts: tuple[HostHealth, ...]
+
+
+class Recorded(Struct, frozen=True, kw_only=True):
+    """Readings of the hosts of a run, before it and, once it has ended, after it."""
+
+    before: Mapping[str, Snapshot] = field(default_factory=dict)
+    after: Mapping[str, Snapshot] = field(default_factory=dict)
+
+
+class Unfit(HostError):
+    """A node is not fit to run."""
+
+
+# --- labctl health -------------------------------------------------------------------------------------------
+
+
+def report(backend: Backend, nodes: tuple[str, ...] = (), *, since: float | None = None) -> HealthReport:
+    """Examine all hosts of the lab; keep their readings, and return the verdicts on those of ``nodes``, or on all.
+
+    Kernel lines of the last ``since`` seconds count; None: those since the last good verdict. ConfigError for an
+    unknown node.
+    """
+    lab, rules = backend.lab(), known_rules(backend)
+    chosen = _hosts_of(lab, nodes)
+    verdicts = _examined(backend, lab, tuple(host.name for host in lab.hosts), rules, since=since, full=True)
+    shown = tuple(verdict for verdict in verdicts if verdict.host in chosen)
+    return HealthReport(level=examine.worst(each for verdict in shown for each in _levels(verdict)), hosts=shown)
+
+
+def _levels(verdict: HostHealth) -> Iterable[Condition]:
+    """Return a host's conditions; an unknown one for a host that was not read."""
+    if verdict.error:
+        return (Condition(check="reachable", subject="", level="bad", text=verdict.error),)
+    return verdict.conditions
+
+
+def known_rules(backend: Backend) -> Rules:
+    """Return the rules of ``health.yml``; warn of checks in it that labctl does not know."""
+    rules = of_backend.rules_of(backend.context.directory)
+    if text := health_rules.unknown(rules, of_backend.known_checks()):
+        backend.context.warn(text)
+    return rules
+
+
+def _hosts_of(lab: Lab, names: tuple[str, ...]) -> frozenset[str]:
+    """Return the hosts of these nodes or hosts, all without names. ConfigError for an unknown one."""
+    hosts = {host.name: host.name for host in lab.hosts} | {node.name: node.host for node in lab.nodes}
+    for name in names:
+        if name not in hosts:
+            raise ConfigError(f"{name} is no node of the lab", hint=did_you_mean(name, tuple(hosts)))
+    return frozenset(hosts[name] for name in names or hosts)
+
+
+def _examined(
+    backend: Backend, lab: Lab, hosts: Sequence[str], rules: Rules, *, since: float | None = None, full: bool
+) -> tuple[HostHealth, ...]:
+    """Read hosts, judge them and keep their readings; return the verdicts."""
+    subjects = of_backend.subjects_of(lab.accelerator)
+    snapshots, failed = look.look(backend.on_hosts, hosts, subjects, rules, full=full)
+    verdicts = of_backend.judge(lab, snapshots, failed, rules, since=since)
+    of_backend.keep(lab.directory, snapshots, verdicts, full=full)
+    return verdicts
+
+
+def words(lab: Lab, verdict: HostHealth, condition: Condition) -> str:
+    """Render a condition with its nodes: ``worker-3: GPU 2 (0000:3b:00.0): PCIe width 8, 16 on 7 others``."""
+    nodes = nodes_of(lab, verdict, condition) or (verdict.host,)
+    return f"{human.listed(nodes, 3)}: {condition.sentence()}"
+
+
+# --- before a run --------------------------------------------------------------------------------------------
+
+
+def mode(backend: Backend, accelerator: str) -> str:
+    """Return ``on``, ``warn`` or ``off``, as LAB_PREFLIGHT says; by default a lab without devices is not judged."""
+    return backend.settings.text("LAB_PREFLIGHT") or ("off" if accelerator == CPU else "warn")
+
+
+def is_read(backend: Backend) -> bool:
+    """Tell if hosts are read before and after runs: unless LAB_PREFLIGHT=off, or where labctl has no access."""
+    refused = "health" in backends.unsupported(backend.settings)
+    return not refused and backend.settings.text("LAB_PREFLIGHT") != "off"
+
+
+Looked = tuple[dict[str, Snapshot], dict[str, HostError]]
+
+
+def begin_look(backend: Backend, run: Run) -> Future[Looked] | None:
+    """Begin to read the hosts of a run in another thread; None if they are not read."""
+    if not is_read(backend):
+        return None
+    subjects, rules = of_backend.subjects_of(run.lab.accelerator), of_backend.rules_of(run.lab.directory)
+    return begin(partial(look.look, backend.on_hosts, hosts_of(run), subjects, rules, full=False))
+
+
+def hosts_of(run: Run) -> tuple[str, ...]:
+    """Return the hosts of a run's nodes."""
+    return tuple(dict.fromkeys(run.lab.host_of(node.name).name for node in run.job.nodes))
+
+
+def require_fit(backend: Backend, run: Run, looked: Future[Looked] | None) -> Mapping[str, Snapshot]:
+    """Judge the hosts of a run that were read; return their snapshots. Unfit if one is bad and LAB_PREFLIGHT is on."""
+    if looked is None:
+        return {}
+    snapshots, failed = looked.result()
+    judged_as = mode(backend, run.lab.accelerator)
+    if judged_as == "off":
+        return snapshots
+    rules = of_backend.rules_of(run.lab.directory)
+    verdicts = of_backend.judge(run.lab, snapshots, failed, rules)
+    of_backend.keep(run.lab.directory, snapshots, verdicts, full=False)
+    refusals = _bad(run.lab, verdicts, {node.name for node in run.job.nodes})
+    if refusals and judged_as == "on":
+        raise unfit(refusals, len(run.job.nodes))
+    for texts in refusals.values():
+        for text in texts:
+            backend.context.warn(text)
+    return snapshots
+
+
+def _bad(lab: Lab, verdicts: Iterable[HostHealth], nodes: Iterable[str]) -> dict[str, list[str]]:
+    """Return for each of these nodes that is bad the sentences that say why."""
+    bad: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        for condition in verdict.wrong:
+            if condition.level != "bad":
+                continue
+            concerned = set(nodes_of(lab, verdict, condition)) & set(nodes)
+            for node in sorted(concerned):
+                bad.setdefault(node, []).append(f"{node}: {condition.sentence()}")
+    return bad
+
+
+def unfit(bad: Mapping[str, Sequence[str]], nodes: int) -> Unfit:
+    """Return the error of a run that would begin on bad nodes, with the option that leaves them out."""
+    reasons = [text for texts in bad.values() for text in texts]
+    message = "; ".join(reasons[:SHOWN]) + (f" {human.more(len(reasons) - SHOWN)}" if len(reasons) > SHOWN else "")
+    without = "" if len(bad) == nodes else f"--exclude {'@'.join(bad)} runs without; "
+    hint = f"{without}`labctl health` tells what to do; LAB_PREFLIGHT=warn runs all the same"
+    return Unfit(message, hint=hint, node=next(iter(bad)))
+
+
+def unfit_nodes(backend: Backend) -> dict[str, list[str]]:
+    """Read all hosts; return the bad nodes with the sentences that say why. None are unless LAB_PREFLIGHT is on."""
+    if not is_read(backend):
+        return {}
+    lab = backend.lab()
+    if mode(backend, lab.accelerator) != "on":
+        return {}
+    hosts = tuple(host.name for host in lab.hosts)
+    verdicts = _examined(backend, lab, hosts, of_backend.rules_of(lab.directory), full=False)
+    return _bad(lab, verdicts, (node.name for node in lab.nodes))
+
+
+def unusable(backend: Backend, slots: int = 0) -> dict[str, str]:
+    """Return the nodes on which no run can begin, and why: the backend's, and those that are not fit."""
+    unfit_now = {node: texts[0].removeprefix(f"{node}: ") for node, texts in unfit_nodes(backend).items()}
+    return {**backend.unusable(slots), **unfit_now}
+
+
+# --- what changed during a run -------------------------------------------------------------------------------
+
+
+def record(run: Run, before: Mapping[str, Snapshot]) -> None:
+    """Write the readings before a run into its record, if there are any."""
+    if before:
+        _write(run, Recorded(before=before))
+
+
+def _write(run: Run, readings: Recorded) -> None:
+    """Write the readings of a run into its record. HostError if that fails."""
+    files.write(run.directory / RECORD, msgspec.json.encode(readings).decode())
+
+
+def read(directory: Path) -> Recorded:
+    """Return the readings in a run's record; none if it has none, or those of another labctl."""
+    try:
+        return decode((directory / RECORD).read_bytes(), Recorded)
+    except (OSError, ValueError):
+        return Recorded()
+
+
+def begin_after(backend: Backend, run: Run) -> Future[Looked] | None:
+    """Begin to read the hosts of a run that has ended, if they were read before it."""
+    return begin_look(backend, run) if read(run.directory).before else None
+
+
+def changes(run: Run, looked: Future[Looked] | None) -> tuple[Condition, ...]:
+    """Return what changed on the hosts of a run while it ran, the bad first, and keep the readings in its record.
+
+    The ``item`` begins with the nodes. A host that does not answer in time has no word: the run's own end names it.
+    """
+    if looked is None:
+        return ()
+    recorded = read(run.directory)
+    try:
+        after, _ = looked.result(timeout=AFTERWARDS)
+    except TimeoutError:
+        return ()
+    _write(run, msgspec.structs.replace(recorded, after=after))
+    found = [each for host, now in after.items() for each in _changes_of(run, host, recorded, now)]
+    return tuple(sorted(found, key=lambda condition: condition.level != "bad"))
+
+
+def _changes_of(run: Run, host: str, recorded: Recorded, now: Snapshot) -> list[Condition]:
+    """Return the conditions of a host after a run that it did not have before it."""
+    before = recorded.before.get(host)
+    if before is None:
+        return []
+    subjects, rules = of_backend.subjects_of(run.lab.accelerator), of_backend.rules_of(run.lab.directory)
+    past = examine.Past(snapshot=before, since=examine.since_of(now, before))
+    known = {
+        _identity(each) for each in examine.examine(before, subjects, rules, examine.Past(since=before.uptime), {})
+    }
+    conditions = of_backend.named(now, examine.examine(now, subjects, rules, past, {}))
+    verdict = HostHealth(host=host, nodes=of_backend.nodes_on(run.lab, host), level="ok", conditions=conditions)
+    return [
+        msgspec.structs.replace(each, item=_with_nodes(run.lab, verdict, each))
+        for each in verdict.wrong
+        if _identity(each) not in known
+    ]
+
+
+def _identity(condition: Condition) -> tuple[str, str, str, Level]:
+    """Return the parts of a condition by which it is known again."""
+    return condition.check, condition.item.partition(" (")[0], condition.text, condition.level
+
+
+def _with_nodes(lab: Lab, verdict: HostHealth, condition: Condition) -> str:
+    """Return the nodes of a condition, with its item: ``worker-3 mlx5_0/1``."""
+    nodes = ", ".join(nodes_of(lab, verdict, condition)) or verdict.host
+    return f"{nodes} {condition.item}".rstrip()
+
+
+def message(text: str, found: Sequence[Condition]) -> str:
+    """Return a run's message with what went bad on its nodes while it ran."""
+    bad = [f"{each.sentence()} during the run" for each in found if each.level == "bad"][:SHOWN]
+    return "; ".join((text, *bad))
