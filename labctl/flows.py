@@ -215,7 +215,7 @@ def health(
 
 def ticket(context: Context, node: str, *, since: float | None = None) -> str:
     """Examine the host of a node, and return a text about it for whoever repairs it."""
-    from labctl.reports import ticket as tickets
+    from labctl.runs import ticket as tickets
 
     (verdict,) = health(context, (node,), since=since).hosts
     return tickets.of(context.directory, verdict)

@@ -1,22 +1,25 @@
-"""Health of a lab's hosts: subjects, the last good readings, and the conditions of each host and its nodes."""
+"""Health of a lab's hosts: read all at the same time, judged beside each other and the last good readings."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from labctl import accelerators
-from labctl.config import health_rules
-from labctl.errors import HostError
-from labctl.health import catalogue, examine
+from labctl.errors import Failures, HostError
+from labctl.health import catalogue, examine, script
 from labctl.health.model import Condition, Level, Reading, Rules, Snapshot, Subject
 from labctl.model import Lab
-from labctl.system import files, human
+from labctl.system import files, hostdump, human
 from labctl.system.decode import decode
+from labctl.system.parallel import run_with_deadlines
+from labctl.system.process import CompletedProcess
 
 FOLDER = ".lab/health"
 """Folder of a file per host, relative to the lab directory."""
@@ -25,6 +28,13 @@ FINGERPRINT = "hardware"
 """Key of a host's fingerprint among its facts in a lock file."""
 OLD = 86_400
 """Seconds after which a good verdict's age is worth a word."""
+
+
+SECONDS = 8.0
+"""Time limit of a host: the script takes below a second, vendors' tools a few."""
+
+RunOnHosts = Callable[[str, tuple[str, ...], float, Collection[str]], tuple[Mapping[str, CompletedProcess], Failures]]
+"""Runs a script with arguments, for some seconds at most, on the hosts of these names, as ``Backend.on_hosts``."""
 
 
 class Kept(Struct, frozen=True, kw_only=True):
@@ -69,9 +79,39 @@ def known_checks() -> frozenset[str]:
     return frozenset({*names, *(check.name for subject in subjects for check in subject.lines), "changed"})
 
 
-def rules_of(directory: Path) -> Rules:
-    """Return the rules of the lab's ``health.yml``. ConfigError if it is invalid."""
-    return health_rules.load(directory)
+def look(
+    on_hosts: RunOnHosts, hosts: Sequence[str], subjects: Sequence[Subject], rules: Rules, *, full: bool
+) -> tuple[dict[str, Snapshot], dict[str, HostError]]:
+    """Read hosts; return snapshots by host, and an error for each that does not answer in time."""
+    own = sum(check.seconds for check in rules.own)
+    seconds = SECONDS + own
+    text = script.script(subjects, rules, full=full)
+
+    def read(host: str) -> Snapshot:
+        """Read a host. HostError if it cannot be reached, or if its answer is not whole."""
+        sent = time.time()
+        done, failed = on_hosts(text, (), seconds, (host,))
+        received = time.time()
+        if host not in done:
+            raise failed.get(host, HostError(f"{host} was not read", hint="labctl doctor", node=host))
+        dump = hostdump.read(done[host].out, host)
+        return script.snapshot(dump, subjects, rules, sent=sent, received=received)
+
+    def attempt(host: str) -> Snapshot | HostError:
+        """Return a host's snapshot, or why there is none."""
+        try:
+            return read(host)
+        except HostError as error:
+            return error
+
+    answers = run_with_deadlines([(partial(attempt, host), seconds) for host in hosts], width=len(hosts) or 1)
+    snapshots = {host: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, Snapshot)}
+    errors = {host: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, HostError)}
+    for host in hosts:
+        if host not in snapshots and host not in errors:
+            text = f"{host} did not answer within {seconds:g} s"
+            errors[host] = HostError(text, hint=f"labctl doctor --node {host}", node=host)
+    return snapshots, errors
 
 
 def judge(

@@ -17,7 +17,7 @@ from labctl.backends import health as of_backend
 from labctl.backends.health import HostHealth, nodes_of
 from labctl.config import health_rules
 from labctl.errors import ConfigError, HostError, did_you_mean
-from labctl.health import examine, look
+from labctl.health import examine
 from labctl.health.model import Condition, Level, Rules, Snapshot
 from labctl.model import Lab
 from labctl.records.active import Run
@@ -76,7 +76,7 @@ def _levels(verdict: HostHealth) -> Iterable[Condition]:
 
 def known_rules(backend: Backend) -> Rules:
     """Return the rules of ``health.yml``; warn of checks in it that labctl does not know."""
-    rules = of_backend.rules_of(backend.context.directory)
+    rules = health_rules.load(backend.context.directory)
     if text := health_rules.unknown(rules, of_backend.known_checks()):
         backend.context.warn(text)
     return rules
@@ -96,7 +96,7 @@ def _examined(
 ) -> tuple[HostHealth, ...]:
     """Read hosts, judge them and keep their readings; return the verdicts."""
     subjects = of_backend.subjects_of(lab.accelerator)
-    snapshots, failed = look.look(backend.on_hosts, hosts, subjects, rules, full=full)
+    snapshots, failed = of_backend.look(backend.on_hosts, hosts, subjects, rules, full=full)
     verdicts = of_backend.judge(lab, snapshots, failed, rules, since=since)
     of_backend.keep(lab.directory, snapshots, verdicts, full=full)
     return verdicts
@@ -129,8 +129,8 @@ def begin_look(backend: Backend, run: Run) -> Future[Looked] | None:
     """Begin to read the hosts of a run in another thread; None if they are not read."""
     if not is_read(backend):
         return None
-    subjects, rules = of_backend.subjects_of(run.lab.accelerator), of_backend.rules_of(run.lab.directory)
-    return begin(partial(look.look, backend.on_hosts, hosts_of(run), subjects, rules, full=False))
+    subjects, rules = of_backend.subjects_of(run.lab.accelerator), health_rules.load(run.lab.directory)
+    return begin(partial(of_backend.look, backend.on_hosts, hosts_of(run), subjects, rules, full=False))
 
 
 def hosts_of(run: Run) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def require_fit(backend: Backend, run: Run, looked: Future[Looked] | None) -> Ma
     judged_as = mode(backend, run.lab.accelerator)
     if judged_as == "off":
         return snapshots
-    rules = of_backend.rules_of(run.lab.directory)
+    rules = health_rules.load(run.lab.directory)
     verdicts = of_backend.judge(run.lab, snapshots, failed, rules)
     of_backend.keep(run.lab.directory, snapshots, verdicts, full=False)
     refusals = _bad(run.lab, verdicts, {node.name for node in run.job.nodes})
@@ -188,7 +188,7 @@ def unfit_nodes(backend: Backend) -> dict[str, list[str]]:
     if mode(backend, lab.accelerator) != "on":
         return {}
     hosts = tuple(host.name for host in lab.hosts)
-    verdicts = _examined(backend, lab, hosts, of_backend.rules_of(lab.directory), full=False)
+    verdicts = _examined(backend, lab, hosts, health_rules.load(lab.directory), full=False)
     return _bad(lab, verdicts, (node.name for node in lab.nodes))
 
 
@@ -247,7 +247,7 @@ def _changes_of(run: Run, host: str, recorded: Recorded, now: Snapshot) -> list[
     before = recorded.before.get(host)
     if before is None:
         return []
-    subjects, rules = of_backend.subjects_of(run.lab.accelerator), of_backend.rules_of(run.lab.directory)
+    subjects, rules = of_backend.subjects_of(run.lab.accelerator), health_rules.load(run.lab.directory)
     past = examine.Past(snapshot=before, since=examine.since_of(now, before))
     known = {
         _identity(each) for each in examine.examine(before, subjects, rules, examine.Past(since=before.uptime), {})

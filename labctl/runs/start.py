@@ -136,7 +136,7 @@ def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = Fal
     """Return a run's plan: end what earlier runs left, stage, launch and, unless detached, collect and judge."""
     unfinished = _unfinished(backend)
     of_backend = backend.plan_run(run, ended=unfinished, preview=preview)
-    run_id, cause = run.run_id, f"run {run.run_id}"
+    run_id, cause, is_read = run.run_id, f"run {run.run_id}", health.is_read(backend)
     nodes = ", ".join(node.name for node in run.job.nodes)
     ended = tuple(EndRun(run_id=earlier, cause=why) for earlier, why in unfinished.items())
     end = (
@@ -147,7 +147,9 @@ def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = Fal
     def with_record(text: str) -> Plan:
         """Return the plan with this text in the recorded plan.txt."""
         record = (store.plan_file(text), *of_backend.record)
-        stage = StageRun(run_id=run_id, job=run.job.files, record=record, code=run.job.code, cause=cause)
+        stage = StageRun(
+            run_id=run_id, job=run.job.files, record=record, code=run.job.code, reads_health=is_read, cause=cause
+        )
         launched = LaunchRun(text=of_backend.launch, cause=f"{run.job.workload.name} on {nodes}")
         steps = (*ended, *of_backend.before, stage, *of_backend.send, launched)
         return Plan(steps if options.detach else (*steps, *end))

@@ -68,9 +68,12 @@ class StageRun(Step, frozen=True, kw_only=True):
     job: tuple[File, ...]
     record: tuple[File, ...]
     code: tuple[Copy, ...]
+    reads_health: bool
+    """Whether the hosts were read before the run."""
 
     def __str__(self) -> str:
-        printed = ("output.log", "output.times", "metrics.jsonl")
+        read = (health.RECORD,) if self.reads_health else ()
+        printed = (*read, "output.log", "output.times", "metrics.jsonl")
         record = ", ".join((*(file.path for file in (*self.job, *self.record)), "started", *printed))
         copied = f"work/ (files of {self.code[0].root.name}: {len(self.code)})" if self.code else "work/"
         needed = ", ".join(("ranks/", copied, *(file.path for file in self.job)))

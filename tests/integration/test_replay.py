@@ -42,7 +42,7 @@ RECORD: dict[str, Any] = {
         "checks": [{"criterion": str, "value": (float, None), "passed": bool}],
         "seconds": float, "started": str, "resumed": str, "retried": [str], "replays": str,
         "domain": (str, None), "retry": (str, None), "evidence": str, "hang": (dict, None),
-        "straggler": (dict, None), "pace": (dict, None),
+        "straggler": (dict, None), "pace": (dict, None), "node_changes": list,
     },
 }  # fmt: skip
 

@@ -456,7 +456,7 @@ class MadeUpBackend:
         return command
 
     def on_hosts(
-        self, script: str, arguments: tuple[str, ...], seconds: float
+        self, script: str, arguments: tuple[str, ...], seconds: float, hosts: Collection[str] = ()
     ) -> tuple[Mapping[str, CompletedProcess], Failures]:
         """Run a script in bash on this machine; return its result, or its HostError as a failure."""
         try:

@@ -162,6 +162,7 @@ def test_the_result_has_the_keys_that_scripts_rely_on(tmp_path: Path) -> None:
         "hang": None,
         "straggler": None,
         "pace": None,
+        "node_changes": [],
     }
     assert json.loads((tmp_path / "runs/r1/result.json").read_text()) == {"schema": 1, **to_json(written)}
     assert store.read(tmp_path, "r1").result == written

@@ -19,9 +19,10 @@ from labctl.backends.docker.hosts.sources import Kind
 from labctl.backends.docker.images import catalog, package_sources
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.state import ObservedState
+from labctl.config import health_rules
 from labctl.config.context import Context
 from labctl.errors import HostError, raise_all
-from labctl.health import examine, look
+from labctl.health import examine
 from labctl.jobs import inputs
 from labctl.model import HERE, LAUNCHER, Cache, Host, Lab, Workload
 from labctl.records import store
@@ -168,9 +169,9 @@ def _hosts(
 
 def _hardware(cluster: Cluster, lab: Lab) -> dict[str, dict[str, str]]:
     """Return each host's fingerprint: processor, memory, cards, links, disks, drivers. HostError if one is silent."""
-    subjects, rules = health.subjects_of(lab.accelerator), health.rules_of(lab.directory)
+    subjects, rules = health.subjects_of(lab.accelerator), health_rules.load(lab.directory)
     hosts = tuple(host.name for host in lab.hosts)
-    snapshots, failed = look.look(partial(on_hosts.run, cluster), hosts, subjects, rules, full=True)
+    snapshots, failed = health.look(partial(on_hosts.run, cluster), hosts, subjects, rules, full=True)
     raise_all(failed)
     return {host: examine.fingerprint(snapshot) for host, snapshot in snapshots.items()}
 

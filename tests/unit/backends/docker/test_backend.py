@@ -54,7 +54,7 @@ def test_run_reaches_writes_launches(backend: DockerBackend) -> None:
     assert str(plan(backend, lab, builders.job(lab, entries=(("worker-1", 1),)))) == (
         "#1 ask sshd of worker-1 for an answer within 15 s  [a run needs every node]\n"
         "#2 write hostfile, .deepspeed_env, rank.sh, plan.txt, job.json, settings.json, versions.json, "
-        f"{rendered}, started, output.log, output.times, metrics.jsonl "
+        f"{rendered}, started, health.json, output.log, output.times, metrics.jsonl "
         f"to runs/{RUN}, and ranks/, work/, hostfile, .deepspeed_env, rank.sh to runs/.outputs/{RUN}  [run {RUN}]\n"
         f"#3 in launcher, at most 60 s: deepspeed --hostfile {directory}/hostfile --master_addr worker-1 "
         "--master_port 29500 --ssh_port 12345 --launcher pdsh --force_multi --no_python --no_local_rank "
