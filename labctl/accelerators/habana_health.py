@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from labctl.accelerators import hwmon
@@ -124,13 +124,13 @@ def of_driver(device: HostPath, item: str, kin: str) -> Iterator[Reading]:
     """Yield what the driver's attributes say of a Gaudi; its status is unknown if the driver does not tell it."""
     address = pci.address_of(device)
     yield Reading(name="PCI address", value=address, item=item, kind="fact", kin=kin, source=f"readlink {device}")
-    facts = {"model": "device_type", "firmware": "fw_os_ver", "module": "module_id"}
+    facts = {"model": "device_type", "device firmware": "fw_os_ver", "module": "module_id"}
     for name, attribute in facts.items():
         text = read(device / attribute).strip()
         if text:
             yield Reading(name=name, value=text, item=item, kind="fact", kin=kin, source=f"{device}/{attribute}")
     status, why = read(device / "status").strip(), "the driver does not report it"
-    yield Reading(name="status", value=status or None, item=item, kin=kin, source=f"{device}/status", why=why)
+    yield Reading(name="driver status", value=status or None, item=item, kin=kin, source=f"{device}/status", why=why)
     resets = read(device / "hard_reset_cnt").strip()
     if resets.isdecimal():
         source = f"{device}/hard_reset_cnt"
@@ -140,8 +140,8 @@ def of_driver(device: HostPath, item: str, kin: str) -> Iterator[Reading]:
 NUMBERS: Mapping[str, tuple[str, str, Kind]] = {
     "ecc.errors.uncorrected.volatile.total": ("uncorrectable ECC errors", "", "counter"),
     "ecc.errors.uncorrected.aggregate.total": ("uncorrectable ECC errors of all time", "", "counter"),
-    "memory.total": ("memory", "MiB", "fact"),
-    "power.draw": ("power", "W", "state"),
+    "memory.total": ("device memory", "MiB", "fact"),
+    "power.draw": ("power draw", "W", "state"),
 }
 """Reading, unit and kind of hl-smi's columns that are numbers."""
 
@@ -190,8 +190,8 @@ def of_query(text: str, address: str, item: str, kin: str) -> Iterator[Reading]:
         ("power limit", "Power Readings (54V PSU)/Power Limit", "state"),
     )
     for name, path, kind in texts:
-        value = fields.get(path, "N/A")
-        if value != "N/A":
+        value = fields.get(path, "")
+        if value not in ("", "N/A"):
             yield Reading(name=name, value=value, kind=kind, item=item, kin=kin, source="hl-smi -q")
     for cause in ("Single", "Double"):
         count = fields.get(f"Replaced Rows/{cause} Bit ECC", "")
@@ -213,6 +213,8 @@ def blocks(text: str) -> Iterator[tuple[str, dict[str, str]]]:
             start, open_keys, fields = line, [], {}
             continue
         key, colon, value = line.strip().partition(":")
+        if not key and not colon:
+            continue
         if not key:
             fields["/".join(name for _, name in open_keys)] = value.strip()
             continue
@@ -257,7 +259,7 @@ def judge_status(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa
     if status == "operational":
         return None
     passing = status.startswith("in ")
-    return Answer("remark" if passing else "bad", f"status is {reading.value}")
+    return Answer("remark" if passing else "bad", f"driver status is {reading.value}")
 
 
 PREFIX = r"(habanalabs|accel)( [^ ]+)?: "
@@ -316,10 +318,10 @@ SUBJECT = Subject(
     checks=(
         Check(name="gaudi-count", reading="Gaudis", judge=rules.less_than_neighbours, steps=LINE_STEPS[1:]),
         Check(name="gaudi-driver", reading="Gaudi driver", judge=rules.unlike_neighbours, steps=VERSIONS),
-        Check(name="gaudi-firmware", reading="firmware", judge=rules.unlike_neighbours, steps=VERSIONS),
+        Check(name="gaudi-firmware", reading="device firmware", judge=rules.unlike_neighbours, steps=VERSIONS),
         Check(name="gaudi-boot-firmware", reading="boot firmware", judge=rules.unlike_neighbours, steps=VERSIONS),
-        Check(name="gaudi-memory", reading="memory", judge=rules.less_than_neighbours, steps=SERVICE),
-        Check(name="gaudi-status", reading="status", judge=judge_status, steps=SERVICE),
+        Check(name="gaudi-memory", reading="device memory", judge=rules.less_than_neighbours, steps=SERVICE),
+        Check(name="gaudi-status", reading="driver status", judge=judge_status, steps=SERVICE),
         Check(name="gaudi-resets", reading="hard resets", judge=rules.remark_grew, steps=LINE_STEPS[1:]),
         Check(name="gaudi-ecc", reading="uncorrectable ECC errors", judge=rules.above, limit=0, steps=SERVICE),
         Check(
@@ -334,7 +336,9 @@ SUBJECT = Subject(
             judge=rules.remark_grew,
             steps=("have the card serviced if the number grows on",),
         ),
-        Check(name="gaudi-temperature", reading="temperature margin", judge=hwmon.judge_margin, steps=COOLING),
+        Check(
+            name="gaudi-temperature", reading="margin to critical temperature", judge=hwmon.judge_margin, steps=COOLING
+        ),
         Check(
             name="gaudi-throttled",
             reading="thermal slowdown",
@@ -360,7 +364,8 @@ SUBJECT = Subject(
         ),
         LineCheck(
             name="gaudi-heartbeat",
-            pattern=PREFIX + r"(Device heartbeat failed|Device CPU packet timeout|Failed to communicate with Device CPU)",
+            pattern=PREFIX
+            + r"(Device heartbeat failed|Device CPU packet timeout|Failed to communicate with Device CPU)",
             judge=judge_silent,
             steps=LINE_STEPS,
         ),

@@ -25,10 +25,12 @@ def readings(device: HostPath, item: str, kin: str) -> Iterator[Reading]:
     if not sensors:
         return
     highest = max(value for value, _ in sensors)
-    yield Reading(name="temperature", value=highest, unit="°C", item=item, kin=kin, source=source)
+    yield Reading(name="device temperature", value=highest, unit="°C", item=item, kin=kin, source=source)
     margins = [critical - value for value, critical in sensors if critical]
     if margins:
-        yield Reading(name="temperature margin", value=min(margins), unit="°C", item=item, kin=kin, source=source)
+        yield Reading(
+            name="margin to critical temperature", value=min(margins), unit="°C", item=item, kin=kin, source=source
+        )
 
 
 def judge_margin(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge

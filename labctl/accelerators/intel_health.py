@@ -120,14 +120,12 @@ def of_driver(device: HostPath, item: str, kin: str) -> Iterator[Reading]:
     yield Reading(name="model", value=model, item=item, kind="fact", kin=kin, source=f"{device}/device")
     if size := memory(device):
         mib = size >> 20
-        yield Reading(name="memory", value=mib, unit="MiB", item=item, kind="fact", kin=kin, source=str(device))
+        yield Reading(name="device memory", value=mib, unit="MiB", item=item, kind="fact", kin=kin, source=str(device))
     texts = [read(path).strip() for pattern in ERRORS for path in device.glob(pattern)]
     counts = [int(text) for text in texts if text.isdecimal()]
     if counts:
         source = f"{device}/{ERRORS[0]}"
-        yield Reading(
-            name="hardware errors", value=sum(counts), item=item, kind="counter", kin=kin, source=source
-        )
+        yield Reading(name="hardware errors", value=sum(counts), item=item, kind="counter", kin=kin, source=source)
 
 
 def of_tool(facts: Mapping[str, str], address: str, item: str, kin: str) -> Iterator[Reading]:
@@ -138,7 +136,7 @@ def of_tool(facts: Mapping[str, str], address: str, item: str, kin: str) -> Iter
     row = next((row for row in rows(facts.get("xpu-smi discovery", "")) if _address(row) == address), {})
     for column, value in row.items():
         name = {"Device Name": "product", "Serial Number": "serial"}.get(column, "")
-        name = "firmware" if column.endswith("Firmware Version") else name
+        name = "device firmware" if column.endswith("Firmware Version") else name
         if name and value.casefold() not in ("", "unknown", "n/a"):
             yield Reading(name=name, value=value, item=item, kind="fact", kin=kin, source=DUMP)
     components = devices(facts.get("xpu-smi health", "")).get(row.get("Device ID", ""), {})
@@ -218,7 +216,7 @@ def judge_hardware(match: re.Match[str]) -> Answer | None:
     """Judge a hardware error that was not corrected as bad."""
     if match[2] == INTEGRATED:
         return None
-    return Answer("bad", f"{match[2]} reports a hardware error: {match[3]}")
+    return Answer("bad", f"{match[2]} reports a hardware error: {match[4]}")
 
 
 def judge_hang(match: re.Match[str]) -> Answer | None:
@@ -245,10 +243,12 @@ SUBJECT = Subject(
     checks=(
         Check(name="intel-count", reading="Intel GPUs", judge=rules.less_than_neighbours, steps=("lspci -d 8086:",)),
         Check(name="intel-driver", reading="Intel GPU driver", judge=rules.unlike_neighbours),
-        Check(name="intel-firmware", reading="firmware", judge=rules.unlike_neighbours),
-        Check(name="intel-memory", reading="memory", judge=rules.less_than_neighbours, steps=SERVICE),
+        Check(name="intel-firmware", reading="device firmware", judge=rules.unlike_neighbours),
+        Check(name="intel-memory", reading="device memory", judge=rules.less_than_neighbours, steps=SERVICE),
         Check(name="intel-hardware-errors", reading="hardware errors", judge=rules.above, limit=0, steps=SERVICE),
-        Check(name="intel-temperature", reading="temperature margin", judge=hwmon.judge_margin, steps=COOLING),
+        Check(
+            name="intel-temperature", reading="margin to critical temperature", judge=hwmon.judge_margin, steps=COOLING
+        ),
         *(
             Check(
                 name=f"intel-{name.replace(' ', '-')}",
@@ -263,7 +263,7 @@ SUBJECT = Subject(
         LineCheck(name="intel-wedged", pattern=f"{PREFIX}.*({WEDGED})", judge=judge_wedged, steps=REBIND),
         LineCheck(
             name="intel-hardware-lines",
-            pattern=PREFIX + r".*\[Hardware Error\]: .*((NON)?FATAL)",
+            pattern=PREFIX + r".*\[Hardware Error\]: (.* )?((NON)?FATAL)",
             judge=judge_hardware,
             steps=REBIND,
         ),
