@@ -46,3 +46,10 @@ def answers(subject: Subject, now: Snapshot, others: Mapping[str, Snapshot] | No
 def sentences(conditions: list[Condition]) -> list[tuple[str, str]]:
     """Return level and sentence of each condition."""
     return [(each.level, each.sentence()) for each in conditions]
+
+
+def sent(subject: Subject, dmesg: str) -> list[str]:
+    """Return the kernel's lines that grep(1) finds by a subject's patterns, as its script does."""
+    pattern = "|".join(f"({check.pattern})" for check in subject.lines)
+    done = subprocess.run(["grep", "-E", pattern], input=dmesg, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()

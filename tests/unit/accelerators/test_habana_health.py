@@ -9,6 +9,7 @@ lines (HabanaAI/Setup_and_Install#1) and the formats of drivers/accel/habanalabs
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from labctl.accelerators import habana_health as health
 from labctl.health import examine
 from labctl.health.model import Rules, Snapshot
 
-from .health_hosts import DATA, answers, look, sentences, tool
+from .health_hosts import DATA, answers, look, sentences, sent, tool
 
 FIXTURES = DATA / "habana"
 TOOL = f"""
@@ -217,9 +218,17 @@ def test_kernel_lines_name_the_device(root: Path) -> None:
     ]
 
 
+def test_the_script_sends_the_lines_that_are_judged() -> None:
+    """Match the same lines by grep -E as by Python."""
+    lines = (FIXTURES / "dmesg.txt").read_text()
+    assert sent(health.SUBJECT, lines) == [
+        line for line in lines.splitlines() if any(re.search(check.pattern, line) for check in health.SUBJECT.lines)
+    ]
+
+
 def test_broken_output_raises_only_what_is_expected() -> None:
     """Parse truncated and mutated output of hl-smi, 300 times each, without any other error."""
-    chance = random.Random(20)
+    chance = random.Random(20)  # noqa: S311 - no secret
     texts = {name: (FIXTURES / f"{name}.txt").read_text() for name in ("csv", "query", "link", "ports", "stats")}
     for _ in range(300):
         cut = {name: mutated(text, chance) for name, text in texts.items()}

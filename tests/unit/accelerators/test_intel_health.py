@@ -1,13 +1,14 @@
 """Health of Intel GPUs.
 
 Fixtures: health-1.json and health-2.json have the fields and sentences of xpu-smi 1.3.7 and 2.0 (its user guide, and
-intel/xpumanager: cli/src/core_stub/lib_core_stub.cpp, ial/cmn/cmd_health.cpp); discovery.txt has the form of the guide's
-example; dmesg.txt has published lines of i915 and xe.
+intel/xpumanager: cli/src/core_stub/lib_core_stub.cpp, ial/cmn/cmd_health.cpp); discovery.txt has the form of the
+guide's example; dmesg.txt has published lines of i915 and xe.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from labctl.accelerators import intel_health as health
 from labctl.health import examine
 from labctl.health.model import Rules, Snapshot
 
-from .health_hosts import DATA, answers, look, sentences, tool
+from .health_hosts import DATA, answers, look, sentences, sent, tool
 
 FIXTURES = DATA / "intel"
 GPU = "0000:4d:00.0"
@@ -178,9 +179,17 @@ def test_unreadable_kernel_lines_are_unknown(root: Path) -> None:
     assert levels == {"unknown"}
 
 
+def test_the_script_sends_the_lines_that_are_judged() -> None:
+    """Match the same lines by grep -E as by Python."""
+    lines = (FIXTURES / "dmesg.txt").read_text()
+    assert sent(health.SUBJECT, lines) == [
+        line for line in lines.splitlines() if any(re.search(check.pattern, line) for check in health.SUBJECT.lines)
+    ]
+
+
 def test_broken_output_raises_only_what_is_expected() -> None:
     """Parse truncated and mutated output of xpu-smi, 300 times, without any other error."""
-    chance = random.Random(21)
+    chance = random.Random(21)  # noqa: S311 - no secret
     names = ("health-1.json", "health-2.json", "discovery.txt")
     texts = {name: (FIXTURES / name).read_text() for name in names}
     for number in range(300):
