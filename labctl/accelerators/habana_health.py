@@ -34,6 +34,8 @@ COLUMNS = (
 """Properties that hl-smi has had since its first releases: an unknown one makes it print nothing."""
 QUERY = f"hl-smi -Q {','.join(COLUMNS)} -f csv,nounits"
 ATTRIBUTES = ("device_type", "fw_os_ver", "module_id", "status", "hard_reset_cnt")
+FACTS = {"model": "device_type", "device firmware": "fw_os_ver", "module": "module_id"}
+"""Attributes of the facts."""
 DRIVER = "sys/module/habanalabs/version"
 
 # Each Gaudi: `card` is its folder in sysfs/class, `where` its real one. The script's own arguments are cleared first.
@@ -122,18 +124,16 @@ def card(dump: HostDump, folder: HostPath) -> Iterator[Reading]:
 
 def of_driver(device: HostPath, item: str, kin: str) -> Iterator[Reading]:
     """Yield what the driver's attributes say of a Gaudi; its status is unknown if the driver does not tell it."""
-    address = pci.address_of(device)
+    address, why = pci.address_of(device), "the driver does not report it"
     yield Reading(name="PCI address", value=address, item=item, kind="fact", kin=kin, source=f"readlink {device}")
-    facts = {"model": "device_type", "device firmware": "fw_os_ver", "module": "module_id"}
-    for name, attribute in facts.items():
-        text = read(device / attribute).strip()
+    for name, attribute in FACTS.items():
+        text, source = read(device / attribute).strip(), f"{device}/{attribute}"
         if text:
-            yield Reading(name=name, value=text, item=item, kind="fact", kin=kin, source=f"{device}/{attribute}")
-    status, why = read(device / "status").strip(), "the driver does not report it"
-    yield Reading(name="driver status", value=status or None, item=item, kin=kin, source=f"{device}/status", why=why)
-    resets = read(device / "hard_reset_cnt").strip()
+            yield Reading(name=name, value=text, item=item, kind="fact", kin=kin, source=source)
+    status = read(device / "status").strip() or None
+    yield Reading(name="driver status", value=status, item=item, kin=kin, source=f"{device}/status", why=why)
+    resets, source = read(device / "hard_reset_cnt").strip(), f"{device}/hard_reset_cnt"
     if resets.isdecimal():
-        source = f"{device}/hard_reset_cnt"
         yield Reading(name="hard resets", value=int(resets), item=item, kind="counter", kin=kin, source=source)
 
 
@@ -201,29 +201,27 @@ def of_query(text: str, address: str, item: str, kin: str) -> Iterator[Reading]:
 
 
 def blocks(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the first line of each device in `hl-smi -q`, and its values by path, such as ``Replaced Rows/Pending``.
+    """Yield the first line of each device in `hl-smi -q`, and the values below it."""
+    for block in re.split(r"^(?=\[\d+\] AIP )", text, flags=re.MULTILINE)[1:]:
+        start, _, rest = block.partition("\n")
+        yield start, values(rest)
 
-    A line is ``key : value``, a section, or the value of the section before it.
+
+def values(text: str) -> dict[str, str]:
+    """Return values by path, such as ``Replaced Rows/Pending``, of lines that are indented below their section.
+
+    A line is ``key : value``, a section, or ``: value`` of the section before it.
     """
-    start, open_keys, fields = "", list[tuple[int, str]](), dict[str, str]()
-    for line in text.splitlines():
-        if re.match(r"\[\d+\] AIP ", line):
-            if start:
-                yield start, fields
-            start, open_keys, fields = line, [], {}
-            continue
+    fields: dict[str, str] = {}
+    path: list[tuple[int, str]] = []
+    for line in filter(str.strip, text.splitlines()):
         key, colon, value = line.strip().partition(":")
-        if not key and not colon:
-            continue
-        if not key:
-            fields["/".join(name for _, name in open_keys)] = value.strip()
-            continue
-        indent = len(line) - len(line.lstrip())
-        open_keys = [*(parent for parent in open_keys if parent[0] < indent), (indent, key.strip())]
+        if key:
+            indent = len(line) - len(line.lstrip())
+            path = [*(parent for parent in path if parent[0] < indent), (indent, key.strip())]
         if colon:
-            fields["/".join(name for _, name in open_keys)] = value.strip()
-    if start:
-        yield start, fields
+            fields["/".join(name for _, name in path)] = value.strip()
+    return fields
 
 
 def of_ports(facts: Mapping[str, str], address: str, item: str, kin: str) -> Iterator[Reading]:

@@ -19,7 +19,7 @@ from labctl.accelerators import habana_health as health
 from labctl.health import examine
 from labctl.health.model import Rules, Snapshot
 
-from .health_hosts import DATA, answers, look, sentences, sent, tool
+from .health_hosts import DATA, answers, look, sent, sentences, tool
 
 FIXTURES = DATA / "habana"
 TOOL = f"""

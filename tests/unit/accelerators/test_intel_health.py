@@ -18,7 +18,7 @@ from labctl.accelerators import intel_health as health
 from labctl.health import examine
 from labctl.health.model import Rules, Snapshot
 
-from .health_hosts import DATA, answers, look, sentences, sent, tool
+from .health_hosts import DATA, answers, look, sent, sentences, tool
 
 FIXTURES = DATA / "intel"
 GPU = "0000:4d:00.0"
