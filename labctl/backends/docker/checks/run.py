@@ -83,6 +83,7 @@ CHECKS: tuple[Check, ...] = (
     Check("devices.permissions", engine=False, stops="up"),
     Check("devices.health", engine=False, seconds=VENDOR_TOOL_SECONDS),
     Check("devices.leases", engine=False),
+    Check("health.fit", "lab", engine=False, seconds=VENDOR_TOOL_SECONDS),
     Check("engine.compose", "machine", engine=False, lab=False, stops="compose up"),
     Check("engine.buildx", "machine", engine=False, lab=False),
     Check("engine.version", lab=False, stops="up"),
