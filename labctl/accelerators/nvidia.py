@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from labctl.accelerators import AcceleratorModule, Advice, EngineAccess, PciVendor, Tool, Variables, Watch
+from labctl.accelerators import (
+    AcceleratorModule,
+    Advice,
+    EngineAccess,
+    PciVendor,
+    Tool,
+    Variables,
+    Watch,
+    nvidia_health,
+)
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import files, pci
 from labctl.system.hostpath import HostPath
@@ -165,6 +174,7 @@ MODULE = AcceleratorModule(
     texts=("proc/driver/nvidia/version", f"{GPUS}/*/information", "sys/module/nvidia/version"),
     count=("torch.cuda", "GPU"),
     health="nvidia-smi -q -d CLOCK,ECC,PERFORMANCE",
+    subject=nvidia_health.SUBJECT,
     reset="nvidia-smi --gpu-reset --id={device}",
     image_check=image_check,
     images=(("horovod", "nvidia-horovod"),),

@@ -602,7 +602,7 @@ def _process_text(process: Process) -> str:
 
 
 _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB, "TiB": 1 << 40}
-_PROCESS = re.compile(r"(\d+) (\S+) (\S+) (\?|[\d,.]+) ([KMGT]?i?B)(?: in ([0-9a-f]{64}))?")
+_PROCESS = re.compile(r"(\d+) (\S+) (\S+) (\?|\d[\d,]*(?:\.\d+)?) (B|[KMGT]iB)(?: in ([0-9a-f]{64}))?")
 
 
 def processes(text: str) -> tuple[Process, ...]:

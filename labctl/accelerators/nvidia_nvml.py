@@ -7,9 +7,11 @@ not have is left out. Source: NVML API Reference Guide.
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
-import pynvml  # of the host that it examines, not of labctl
+if __name__ == "__main__":  # on the host that it examines: labctl itself has no pynvml
+    import pynvml
 
 STATES = {0: "Disabled", 1: "Enabled"}
 COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
@@ -222,4 +224,4 @@ def user(process: Any, drawing: set[int]) -> dict[str, Any]:
 if __name__ == "__main__":
     pynvml.nvmlInit()
     # A value per line: the script that runs this looks for lines with `"pid":`.
-    print(json.dumps(report(), indent=0))  # noqa: T201 - its output is for the script
+    sys.stdout.write(json.dumps(report(), indent=0))
