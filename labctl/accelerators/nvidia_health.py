@@ -38,7 +38,7 @@ RESTART = ("end what runs on the node", "{sudo}reboot", "if it comes again: rese
 
 # --- the script ----------------------------------------------------------------------------------------------
 
-_PROGRAM = Path(__file__).with_name("nvidia_nvml.py").read_text(encoding="utf-8")
+_PROGRAM = Path(__file__).with_name("nvidia_nvml.py").read_text(encoding="utf-8") + "\nprint(output())\n"
 _SCRIPT = f"""
 cards=$(grep -lx 0x10de sys/bus/pci/devices/*/vendor 2> /dev/null)
 [ -n "$cards" ] || command -v nvidia-smi > /dev/null || exit 0

@@ -1,13 +1,12 @@
 """A host's NVIDIA GPUs as NVML shows them, as JSON in the form of ``nvidia_health.Report``.
 
-Run on that host as ``python3 -c TEXT``, from Python 3.8, with pynvml; it fails without. What a GPU or a driver does
-not have is left out. Source: NVML API Reference Guide.
+The script of ``nvidia_health`` runs its text on that host by ``python3 -c``, from Python 3.8, with pynvml, and prints
+``output()``. What a GPU or a driver does not have is left out. Source: NVML API Reference Guide.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 if __name__ == "__main__":  # on the host that it examines: labctl itself has no pynvml
@@ -67,6 +66,12 @@ class Card:
 def text(value: Any) -> str | None:
     """Return a text of pynvml, which has bytes in older versions."""
     return value.decode() if isinstance(value, bytes) else value
+
+
+def output() -> str:
+    """Return the report as JSON, a value per line: the script that prints it looks for lines with ``"pid":``."""
+    pynvml.nvmlInit()
+    return json.dumps(report(), indent=0)
 
 
 def report() -> dict[str, Any]:
@@ -219,9 +224,3 @@ def user(process: Any, drawing: set[int]) -> dict[str, Any]:
     used = process.usedGpuMemory
     compute = process.pid not in drawing
     return {"pid": process.pid, "name": name, "memory": used >> 20 if used else None, "compute": compute}
-
-
-if __name__ == "__main__":
-    pynvml.nvmlInit()
-    # A value per line: the script that runs this looks for lines with `"pid":`.
-    sys.stdout.write(json.dumps(report(), indent=0))
