@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -512,6 +513,21 @@ def test_lines_of_one_loss_are_one_answer() -> None:
 def test_a_harmless_line_accuses_nobody(line: str) -> None:
     """Pass over what needs no action."""
     assert line_answers(line) == []
+
+
+def test_the_script_sends_the_lines_that_are_judged() -> None:
+    """Match by grep -E what Python matches."""
+    texts = (
+        "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, MMU Fault",
+        "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+        "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module",
+        "usb 1-1: new device",
+    )
+    for check in SUBJECT.lines:
+        command = ["grep", "-E", check.pattern]
+        done = subprocess.run(command, input="\n".join(texts), capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == [text for text in texts if re.search(check.pattern, text)]
 
 
 # --- the script -----------------------------------------------------------------------------------------------
