@@ -220,7 +220,8 @@ SUBJECT = Subject(
             steps=("set it as on the other nodes: {sudo}ip link set {item} mtu VALUE",),
         ),
         # The carrier changes twice when a link goes down and comes back (carrier_up_count and carrier_down_count of
-        # sysfs-class-net): once may be a person at the cable, more are a link that flaps.
+        # sysfs-class-net): once may be a person at the cable, more are a link that flaps. NVIDIA's NVSentinel has the
+        # same limit (docs/designs/046-link-counter-detection.md).
         Check(
             name="ethernet-flaps",
             reading="carrier_changes",
@@ -228,7 +229,8 @@ SUBJECT = Subject(
             limit=2,
             steps=("{sudo}dmesg | grep {item}", *_LINK_STEPS),
         ),
-        # A packet with a wrong checksum came over a bad cable or transceiver: IEEE 802.3 allows one wrong bit in 10^12.
+        # A packet with a wrong checksum came over a bad cable or transceiver, though a few may (IEEE 802.3 allows one
+        # wrong bit in 10^12).
         Check(
             name="ethernet-crc",
             reading="rx_crc_errors",
