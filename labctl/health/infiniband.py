@@ -191,7 +191,7 @@ def slower(reading: Reading, evidence: Evidence) -> Answer | None:
     On the node itself, a card of the same model may serve storage at a lower rate: then it is a remark.
     """
     before = evidence.before if evidence.same_boot else None
-    if isinstance(before, float) and isinstance(reading.value, float) and reading.value < before:
+    if isinstance(before, (int, float)) and isinstance(reading.value, (int, float)) and reading.value < before:
         return Answer("bad", f"rate {reading.text()}, {before:g} before")
     namesakes = tuple(pair for pair in evidence.neighbours if pair[0].endswith(f" {reading.item}"))
     if namesakes:

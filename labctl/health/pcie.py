@@ -83,6 +83,11 @@ class Device(NamedTuple):
     link: Link | None
 
     @property
+    def card(self) -> str:
+        """Return the address without the function."""
+        return self.address.rpartition(".")[0]
+
+    @property
     def kin(self) -> str:
         """Name what devices have in common whose links should be alike: their model and their slot's abilities."""
         if not self.link or not self.link.slot_width:
@@ -94,11 +99,13 @@ def readings(dump: HostDump) -> Iterator[Reading]:
     """Yield the readings of each device, with links only of hardware that shows them."""
     devices = [_device(dump, address) for address in dump.facts.get("pci devices", "").split()]
     virtual = "pci virtual" in dump.facts
+    # The functions of a card, such as the ports of a network card, share a link: the first stands for all.
+    first = {device.card: device for device in reversed(devices)}
     for device in devices:
         # Only a device with a link is hardware that should not go away by itself.
         kin = device.id if device.link else ""
         yield _reading(device, "PCI id", device.id, "device", kind="fact", kin=kin)
-        if device.link:
+        if device.link and first[device.card] is device:
             yield from _of_link(device, device.link)
     yield from _hidden(devices, virtual=virtual)
     yield from _errors(dump.facts.get("pci errors", ""), {device.address: device for device in devices})

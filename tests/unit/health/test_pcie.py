@@ -138,6 +138,13 @@ def test_unused_lanes_of_a_single_device_are_a_remark_if_its_slot_has_them(
     assert answers_of(tmp_path, narrow) == [("pcie-lanes", "remark", text)] * remarks
 
 
+def test_the_ports_of_a_card_share_its_link(tmp_path: Path) -> None:
+    narrow = {"current_link_width": "8"}
+    ports = [device(address, CONNECTX, LINK, narrow) for address in (NIC, "0000:17:00.1")]
+    text = f"{NIC}: PCIe uses 8 of the 16 lanes that device and slot have"
+    assert answers_of(tmp_path, *ports) == [("pcie-lanes", "remark", text)]
+
+
 def test_a_single_device_without_a_port_above_it_is_ok(tmp_path: Path) -> None:
     assert answers_of(tmp_path, device(NIC, CONNECTX, LINK, {"current_link_width": "8"}, slot={})) == []
 
