@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from labctl.health import ethernet, infiniband, pcie
 from labctl.health.model import Subject
 
-HOST: tuple[Subject, ...] = ()
+HOST: tuple[Subject, ...] = (pcie.SUBJECT, ethernet.SUBJECT, infiniband.SUBJECT)
