@@ -19,7 +19,7 @@ SPARE = 20.0
 SECONDS = 5
 """A file system that takes longer to tell its size does not answer; a disk that starts may take some seconds."""
 NETWORK_DISKS = re.compile(
-    r"Elastic Block Store|nvme_card-pd|PersistentDisk|QEMU|VBOX|Virtual|MSFT NVMe|LIO-ORG|IET|VIRTUAL", re.IGNORECASE
+    r"Elastic Block Store|nvme_card-pd|PersistentDisk|QEMU|VBOX|Virtual|MSFT NVMe|^Linux$", re.IGNORECASE
 )
 """Models of disks that a cloud, a virtual machine or a storage network attaches and detaches at any time."""
 WARNINGS = (
@@ -177,13 +177,10 @@ def built_in(dump: HostDump) -> Iterator[str]:
         name, _, path = line.partition(" -> ")
         folder = dump.root / "sys/block" / name
         model = procfs.read(folder / "device/model").strip()
-        outside = re.search(r"/(usb[0-9]|session[0-9]|rport-|vport-|nvme-fabrics/)", path)
         removable = procfs.read(folder / "removable").strip() == "1"
-        if (
-            re.match(r"(sd[a-z]|nvme[0-9])", name)
-            and model
-            and not (outside or removable or NETWORK_DISKS.search(model))
-        ):
+        known = re.fullmatch(r"sd[a-z]+|nvme[0-9]+n[0-9]+", name) and model and not removable
+        outside = re.search(r"/(usb[0-9]|session[0-9]|rport-|vport-|nvme-fabrics/)", path)
+        if known and not outside and not NETWORK_DISKS.search(model):
             yield name
 
 

@@ -115,7 +115,7 @@ SUBJECT = Subject(
             judge=lambda match: Answer("bad", f"the file system of {match[1] or match[2]} was made read-only"),
             steps=FILE_SYSTEM_STEPS,
         ),
-        LineCheck(name="nfs-line", pattern=NFS, judge=nfs, steps=NFS_STEPS),
+        LineCheck(name="nfs-delay", pattern=NFS, judge=nfs, steps=NFS_STEPS),
         # Source: Documentation/admin-guide/bug-hunting.rst of the kernel.
         LineCheck(
             name="kernel-fault",
