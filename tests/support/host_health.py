@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import time
 from collections.abc import Mapping
@@ -75,7 +76,13 @@ def wrong_here(subject: Subject) -> list[Condition]:
 
 
 def of_line(subject: Subject, text: str) -> tuple[str, str]:
-    """Return level and text that a subject's checks of kernel lines give to a line; empty without a word."""
+    """Return level and text that a subject's checks of kernel lines give to a line; empty without a word.
+
+    grep -E, which chooses the lines on a node, and Python must agree on which match.
+    """
+    pattern = "|".join(f"({check.pattern})" for check in subject.lines)
+    chosen = subprocess.run(["grep", "-qE", pattern], input=text, text=True, check=False)
+    assert (chosen.returncode == 0) == any(re.search(check.pattern, text) for check in subject.lines)
     now = Snapshot(time=0, uptime=10, lines=tuple(script.kernel_lines(f"[    5.000000] {text}")))
     past = examine.Past()
     found = examine.examine(now, (Subject(name=subject.name, lines=subject.lines),), Rules(), past, {})

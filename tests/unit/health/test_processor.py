@@ -117,7 +117,13 @@ def test_a_good_node_gets_no_word(tmp_path: Path) -> None:
         (f"{CPU}/online", "0\n", "cores", "bad", "cores 1, 2 on 2 others"),
         (f"{CPU}/online", "0\n", "offline-cores", "remark", "cores 1 are offline, they were online before"),
         (f"{CPU}/cpu1/topology/physical_package_id", "0\n", "sockets", "bad", "sockets 1, 2 on 2 others"),
-        (f"{CPU}/cpu1/cpufreq/scaling_governor", "powersave\n", "governor", "remark", "governor performance, powersave"),
+        (
+            f"{CPU}/cpu1/cpufreq/scaling_governor",
+            "powersave\n",
+            "governor",
+            "remark",
+            "governor performance, powersave",
+        ),
         (f"{CLOCK}/current_clocksource", "hpet\n", "clock-source", "remark", "clock source is hpet (tsc is available)"),
         ("proc/meminfo", "HugePages_Total:    1024\n", "huge-pages", "remark", "huge pages 1024, 0 on 2 others"),
         ("proc/sys/kernel/osrelease", "6.5.0\n", "kernel", "remark", "kernel 6.5.0, 6.8.0-45-generic on 2 others"),
@@ -176,7 +182,11 @@ def test_other_clocks_are_no_word(tmp_path: Path, available: str, current: str) 
         ("{1}[Hardware Error]: event severity: fatal", "bad", "fatal hardware error reported by the firmware"),
         ("[Hardware Error]: event severity: fatal", "", ""),
         ("{2}[Hardware Error]: event severity: corrected", "", ""),
-        ("Memory failure: 0x1234: Killing python:99 due to hardware memory corruption", "bad", "uncorrected memory error"),
+        (
+            "Memory failure: 0x1234: Killing python:99 due to hardware memory corruption",
+            "bad",
+            "uncorrected memory error",
+        ),
         ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:123]", "bad", "lockup of core 3"),
         ("watchdog: Watchdog detected hard LOCKUP on cpu 12", "bad", "lockup of core 12"),
         (
