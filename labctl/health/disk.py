@@ -59,10 +59,13 @@ printf 'fact folders\n'
 printf '%s\n' "$folders" | (
     while read -r kind use path; do examine "$kind" "$use" "$path" & done
 ) 2> /dev/null | timeout {SECONDS} cat | body
-text proc/self/mounts
+printf 'file proc/self/mounts\n'
+grep -v -e ' nsfs ' -e '/merged overlay ' proc/self/mounts 2> /dev/null | body
+set --
 printf 'fact disks\n'
 ls -l sys/block 2> /dev/null | sed -n 's/.* \([^ ]* -> .*\)/\1/p' | grep -v /virtual/block/ | body
-lines sys/block/*/device/model sys/block/*/size sys/block/*/removable sys/class/nvme/nvme*/state
+for disk in sys/block/sd* sys/block/nvme*; do set -- "$@" "$disk/device/model" "$disk/size" "$disk/removable"; done
+lines "$@" sys/class/nvme/nvme*/state
 """
 SLOW = r"""
 fact 'id of the user' "$(id -u)"

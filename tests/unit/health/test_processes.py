@@ -33,7 +33,7 @@ def process(pid: int, name: str, since: float, function: str = "rpc_wait_bit_kil
     """Return the files of a process in state D since this second of its core's clock."""
     return {
         f"proc/{pid}/stat": stat(pid, name, "D"),
-        f"proc/{pid}/sched": f"{name} ({pid}, #threads: 1)\n---\nse.exec_start   :   {since * 1000:.6f}\nnr_switches : 1\n",
+        f"proc/{pid}/sched": f"{name} ({pid}, #threads: 1)\n---\nse.exec_start   :   {since * 1000:.6f}\nnr : 1\n",
         f"proc/{pid}/wchan": function,
         f"proc/{pid}/cgroup": "0::/user.slice\n",
     }
