@@ -63,6 +63,7 @@ printf 'file proc/self/mounts\n'
 grep -v -e ' nsfs ' -e '/merged overlay ' proc/self/mounts 2> /dev/null | body
 set --
 printf 'fact disks\n'
+# shellcheck disable=SC2012 # names of disks are plain
 ls -l sys/block 2> /dev/null | sed -n 's/.* \([^ ]* -> .*\)/\1/p' | grep -v /virtual/block/ | body
 for disk in sys/block/sd* sys/block/nvme*; do set -- "$@" "$disk/device/model" "$disk/size" "$disk/removable"; done
 lines "$@" sys/class/nvme/nvme*/state
@@ -111,8 +112,12 @@ def _folders(dump: HostDump) -> Iterator[Reading]:
         examined.add(path)
         fields = answers.get(path, [])
         yield from _access(kind, use, path, fields)
-        if len(fields) == 6 and fields[4] not in seen:
-            seen.add(fields[4])
+        if len(fields) < 6:
+            continue
+        # The id that stat(1) prints last; NFS has none.
+        file_system = fields[4].rpartition(" ")[2].strip("0") or path
+        if file_system not in seen:
+            seen.add(file_system)
             yield from _space(path, fields[4], _mount_options(dump, fields[5]))
 
 

@@ -38,6 +38,7 @@ if [ -n "$stuck" ]; then
     printf 'fact waits in\n'
     grep -EHs '^[A-Za-z_][A-Za-z0-9_.]*$|:freezer:' "$@" | body
     groups=$(grep -hs ':freezer:' "$@" | sed 's|.*:freezer:|sys/fs/cgroup/freezer|; s|$|/freezer.state|' | sort -u)
+    # shellcheck disable=SC2086 # a word for each group
     [ -z "$groups" ] || lines $groups
     cores=$(printf '%s\n' "$stuck" | sed 's/.*) //' | cut -d ' ' -f 37 | sort -u | head -n 50)
     printf 'fact clocks of cores\n'
