@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from labctl.health import ethernet, infiniband, pcie
+from labctl.health import clock, disk, ethernet, infiniband, kernel, memory, pcie, processes, processor
 from labctl.health.model import Subject
 
-HOST: tuple[Subject, ...] = (pcie.SUBJECT, ethernet.SUBJECT, infiniband.SUBJECT)
+HOST: tuple[Subject, ...] = (
+    pcie.SUBJECT,
+    infiniband.SUBJECT,
+    ethernet.SUBJECT,
+    processor.SUBJECT,
+    memory.SUBJECT,
+    disk.SUBJECT,
+    processes.SUBJECT,
+    clock.SUBJECT,
+    kernel.SUBJECT,
+)
