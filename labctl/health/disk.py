@@ -99,17 +99,11 @@ def readings(dump: HostDump) -> Iterator[Reading]:
 
 def _folders(dump: HostDump) -> Iterator[Reading]:
     """Yield access to each folder that was asked for, and the space of each file system once."""
-    answers: dict[str, list[str]] = {}
-    for line in dump.facts.get("folders", "").splitlines():
-        fields = line.split("\t")
-        answers.setdefault(fields[3], fields)
+    answers = {fields[3]: fields for fields in _rows(dump, "folders", "\t")}
+    # A given folder may also be a usual one: the given come first.
+    asked = {path: (kind, use) for kind, use, path in reversed(list(_rows(dump, "folders asked for", " ")))}
     seen: set[str] = set()
-    examined: set[str] = set()
-    for line in dump.facts.get("folders asked for", "").splitlines():
-        kind, use, path = line.split(" ", 2)
-        if path in examined:
-            continue
-        examined.add(path)
+    for path, (kind, use) in reversed(asked.items()):
         fields = answers.get(path, [])
         yield from _access(kind, use, path, fields)
         if len(fields) < 6:
@@ -119,6 +113,12 @@ def _folders(dump: HostDump) -> Iterator[Reading]:
         if file_system not in seen:
             seen.add(file_system)
             yield from _space(path, fields[4], _mount_options(dump, fields[5]))
+
+
+def _rows(dump: HostDump, fact: str, separator: str) -> Iterator[list[str]]:
+    """Yield the fields of each line of a fact; a path may have blanks."""
+    for line in dump.facts.get(fact, "").splitlines():
+        yield line.split(separator) if separator == "\t" else line.split(separator, 2)
 
 
 def _access(kind: str, use: str, path: str, fields: list[str]) -> Iterator[Reading]:
