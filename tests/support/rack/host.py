@@ -42,6 +42,14 @@ for session in $(pgrep -P "$(cat /run/sshd.pid)"); do
     kill -KILL "$session" 2> /dev/null || true
 done
 """
+SMI = """#!/bin/sh
+case $1 in
+-q) cat /opt/smi.xml ;;
+-L) printf 'GPU 0: H100\\nGPU 1: H100\\n' ;;
+--query*) printf '0, 00000000:18:00.0, H100, 81559, GPU-0, 0\\n1, 00000000:2A:00.0, H100, 81559, GPU-1, 0\\n' ;;
+esac
+"""
+HARDWARE = Path(__file__).with_name("hardware.sh").read_text(encoding="utf-8")
 CLEAN = """
 home=$1
 if mountpoint -q "$home"; then umount --lazy "$home"; fi
@@ -280,6 +288,24 @@ class Host:
     def clock(self, seconds: int) -> None:
         """Set the clock ahead by these seconds: only `date` shows it, as containers share the kernel's clock."""
         self.program("date", f'#!/bin/sh\nexec /usr/bin/date --date="{seconds} seconds" "$@"\n')
+
+    def plant_hardware(self, smi: str) -> None:
+        """Show two NVIDIA GPUs, whose nvidia-smi prints ``smi``, an InfiniBand and a network port, until `cure`."""
+        self.run("sh", "-s", "plant", stdin=HARDWARE)
+        self._faults.callback(self.run, "sh", "-s", "unplant", stdin=HARDWARE)
+        self.run("sh", "-c", "cat > /opt/smi.xml", stdin=smi)
+        self.program("nvidia-smi", SMI)
+        self.program("nvidia-container-runtime-hook", "#!/bin/sh\n")
+        self.write_kernel_log("")
+        self.program("dmesg", "#!/bin/sh\ncat /opt/dmesg\n")
+        # It looks for the hook when it starts.
+        self._stop_engine()
+        self._start_engine()
+
+    def write_kernel_log(self, *lines: str) -> None:
+        """Let dmesg print these lines, written now."""
+        text = 'now=$(cut -d " " -f 1 /proc/uptime); while read -r line; do [ -z "$line" ] || echo "[$now] $line"; done'
+        self.run("sh", "-c", f"({text}) > /opt/dmesg", stdin="".join(f"{line}\n" for line in lines))
 
     def kill(self) -> None:
         """Kill the host as a power failure does. Cured, it starts again with an empty /run and the same disks."""
