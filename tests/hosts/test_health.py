@@ -1,4 +1,4 @@
-"""Health of hosts with planted hardware and faults: the table of `labctl health`, before and during a run, in lab.lock."""
+"""Health of hosts with planted hardware and faults: by `labctl health`, before and during a run, and in lab.lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ NODE = "worker-2"
 def lab(shared_rack: Rack, family: str, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RackLab]:
     """Yield a lab on three hosts with planted GPUs and links, up, whose hosts were good."""
     hosts = shared_rack.hosts(3)
-    settings = {"LAB_ACCELERATOR": "nvidia", "LAB_SLOTS": "2", "LAB_IMAGE": image, "LAB_PREFLIGHT": "on"}
+    settings = {
+        "LAB_ACCELERATOR": "nvidia",
+        "LAB_SLOTS": "2",
+        "LAB_IMAGE": image,
+        "LAB_PREFLIGHT": "on",
+        "LAB_SHM_SIZE": "2g",
+    }
     made = shared_rack.lab(tmp_path_factory.mktemp("lab"), f"{family}-health", hosts, settings)
     for host in made.hosts:
         host.plant_hardware(SMI.read_text(encoding="utf-8"))
