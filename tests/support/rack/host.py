@@ -49,6 +49,7 @@ case $1 in
 --query*) printf '0, 00000000:18:00.0, H100, 81559, GPU-0, 0\\n1, 00000000:2A:00.0, H100, 81559, GPU-1, 0\\n' ;;
 esac
 """
+HOOK = Path(__file__).with_name("hook.sh").read_text(encoding="utf-8")
 HARDWARE = Path(__file__).with_name("hardware.sh").read_text(encoding="utf-8")
 CLEAN = """
 home=$1
@@ -295,7 +296,7 @@ class Host:
         self._faults.callback(self.run, "sh", "-s", "unplant", stdin=HARDWARE)
         self.run("sh", "-c", "cat > /opt/smi.xml", stdin=smi)
         self.program("nvidia-smi", SMI)
-        self.program("nvidia-container-runtime-hook", "#!/bin/sh\n")
+        self.program("nvidia-container-runtime-hook", HOOK)
         self.write_kernel_log("")
         self.program("dmesg", "#!/bin/sh\ncat /opt/dmesg\n")
         # It looks for the hook when it starts.
