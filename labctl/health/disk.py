@@ -162,7 +162,7 @@ def _space(path: str, sizes: str, options: list[str]) -> Iterator[Reading]:
         yield Reading(name="mounted", value=mounted, source="/proc/self/mounts", item=path)
     if "ro" in options or not blocks:
         return
-    value = f"{free * size / GIB:.1f} of {blocks * size / GIB:.1f}"
+    value = " of ".join(f"{round(count * size / GIB, 2 if blocks * size > GIB else 4):g}" for count in (free, blocks))
     yield Reading(name="free space", value=value, source=f"df {path}", item=path, unit="GiB")
     if inodes:
         yield Reading(name="free inodes", value=free_inodes, source=f"df -i {path}", item=path)

@@ -189,9 +189,9 @@ def test_a_changed_host_is_named_by_verify_and_by_health(lab: RackLab) -> None:
     try:
         drift = {(each["where"], each["what"]): each["now"] for each in lab.call("verify", "--json").json["drift"]}
         findings = "; ".join(sentence for name, _, sentence in wrong(lab.call("health", "--json")) if name == "h2")
-        assert drift[("h2", "hardware driver")] == "590.10"
+        assert drift[("h2", "hardware NVIDIA driver")] == "590.10"
         assert ("h2", "hardware rail0 driver") in drift
-        assert "driver 590.10, 580.95.05" in findings
+        assert "NVIDIA driver 590.10, 580.95.05" in findings
         assert "rail0: is gone" in findings
     finally:
         host.run("sh", "-c", "cat > /opt/smi.xml", stdin=before)

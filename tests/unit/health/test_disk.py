@@ -115,7 +115,7 @@ def test_read_only_file_system() -> None:
     assert folders(line, asked="given r /d") == {("/d", "folder"): "ok", ("/d", "mounted"): "read-only"}
     inner = folders(line.replace("data/set", "data/x/set"), asked="given r /d")
     assert inner["/d", "mounted"] == "read-write"
-    assert inner["/d", "free space"] == "0.0 of 0.0"
+    assert inner["/d", "free space"] == "0 of 0.0001"
 
 
 def test_no_sizes() -> None:
