@@ -100,9 +100,9 @@ def slow_clock(host: Host) -> Callable[[], object]:
 
 
 def full_disk(host: Host) -> Callable[[], object]:
-    """Fill the home directory; the cure frees it."""
-    host.fill_disk()
-    return lambda: host.shell('rm "$1/filler"; mount -o remount,size=4g "$1"', host.home)
+    """Fill /tmp; the cure frees it."""
+    host.shell("mount -t tmpfs -o size=20m full /tmp && head -c 20m /dev/zero > /tmp/full")
+    return lambda: host.run("umount", "/tmp")
 
 
 FAULTS = {

@@ -1,4 +1,4 @@
-# Shows two GPUs, an InfiniBand port and a network port on a host that has none, until `unplant`. $1: plant or unplant.
+# Shows two GPUs, whose device files are those of /dev/null, an InfiniBand port and a network port on a host that has none, until `unplant`. $1: plant or unplant.
 set -eu
 unplant() {
     umount --lazy /proc/driver /sys /run/planted 2> /dev/null || true
@@ -36,7 +36,7 @@ card() {
 }
 gpu() {
     card "$1" 0x10de 0x2330 0x030200 nvidia
-    mknod -m 666 "/dev/nvidia$2" c 195 "$2"
+    mknod -m 666 "/dev/nvidia$2" c 1 3
     put "/proc/driver/nvidia/gpus/$1/information" "Model: NVIDIA H100 80GB HBM3
 GPU UUID: GPU-0000000$2-0000-0000-0000-000000000000
 Bus Location: $1
@@ -69,6 +69,6 @@ network() {
 overlay_sys
 gpu 0000:18:00.0 0
 gpu 0000:2a:00.0 1
-mknod -m 666 /dev/nvidiactl c 195 255
-mknod -m 666 /dev/nvidia-uvm c 510 0
+mknod -m 666 /dev/nvidiactl c 1 3
+mknod -m 666 /dev/nvidia-uvm c 1 3
 network
