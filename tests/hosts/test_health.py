@@ -102,7 +102,7 @@ def slow_clock(host: Host) -> Callable[[], object]:
 def full_disk(host: Host) -> Callable[[], object]:
     """Fill /tmp; the cure frees it."""
     host.shell("mount -t tmpfs -o size=20m full /tmp && head -c 20m /dev/zero > /tmp/full")
-    return lambda: host.run("umount", "/tmp")
+    return lambda: host.run("umount", "/tmp")  # noqa: S108 - the folder to examine
 
 
 FAULTS = {
