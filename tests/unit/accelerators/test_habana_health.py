@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from labctl.accelerators import habana_health as health
+from labctl.accelerators.habana import health
 from labctl.health import examine
 from labctl.health.model import Rules, Snapshot
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from labctl.accelerators import intel_health as health
+from labctl.accelerators.intel import health
 from labctl.health import examine
 from labctl.health.model import Rules, Snapshot
 

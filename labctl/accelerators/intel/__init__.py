@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labctl.accelerators import AcceleratorModule, PciVendor, Tool, Watch, intel_health
+from labctl.accelerators import AcceleratorModule, PciVendor, Tool, Watch
+from labctl.accelerators.intel.health import SUBJECT
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import pci
 from labctl.system.hostpath import HostPath
@@ -97,7 +98,7 @@ MODULE = AcceleratorModule(
     texts=("sys/module/i915/version", "sys/module/xe/version"),
     # Source: XPU-SMI's user guide, "Health": temperature, power, memory and frequency of each device.
     health="xpu-smi health -l",
-    subject=intel_health.SUBJECT,
+    subject=SUBJECT,
     count=("torch.xpu", "XPU"),
     torch_index="https://download.pytorch.org/whl/xpu",
     images=(("horovod", "intel-tensorflow"),),

@@ -38,7 +38,7 @@ RESTART = ("end what runs on the node", "{sudo}reboot", "if it comes again: rese
 
 # --- the script ----------------------------------------------------------------------------------------------
 
-_PROGRAM = Path(__file__).with_name("nvidia_nvml.py").read_text(encoding="utf-8") + "\nprint(output())\n"
+_PROGRAM = Path(__file__).with_name("nvml.py").read_text(encoding="utf-8") + "\nprint(output())\n"
 _SCRIPT = f"""
 cards=$(grep -lx 0x10de sys/bus/pci/devices/*/vendor 2> /dev/null)
 [ -n "$cards" ] || command -v nvidia-smi > /dev/null || exit 0
@@ -162,7 +162,7 @@ class Process(NamedTuple):
 
 
 def report_of(text: str) -> Report:
-    """Parse the output of the program ``nvidia_nvml``, or of ``nvidia-smi -q -x``. ValueError if it is neither."""
+    """Parse the output of the program ``nvml``, or of ``nvidia-smi -q -x``. ValueError if it is neither."""
     if text.lstrip().startswith("{"):
         return msgspec.json.decode(text.encode(), type=Report)
     begin, end = text.find("<nvidia_smi_log>"), text.rfind("</nvidia_smi_log>")

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from labctl.accelerators import AcceleratorModule, Advice, EngineAccess, PciVendor, Tool, Watch, habana_health
+from labctl.accelerators import AcceleratorModule, Advice, EngineAccess, PciVendor, Tool, Watch
+from labctl.accelerators.habana.health import SUBJECT
 from labctl.errors import HostError
 from labctl.model import Device, DeviceMapping, Host, Mount
 from labctl.system import files, pci, process
@@ -210,7 +211,7 @@ MODULE = AcceleratorModule(
     count=("habana_frameworks.torch.hpu", "HPU"),
     # -d shows only one kind of information at a time.
     health="hl-smi -q",
-    subject=habana_health.SUBJECT,
+    subject=SUBJECT,
     reset="sh -c 'modprobe -r habanalabs && modprobe habanalabs'",
     host_checks=host_checks,
     image_check=lambda version, image, base, _: Advice("LAB-IMAGE-003", why_mismatch(version, base or image)),

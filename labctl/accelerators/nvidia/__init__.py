@@ -13,8 +13,8 @@ from labctl.accelerators import (
     Tool,
     Variables,
     Watch,
-    nvidia_health,
 )
+from labctl.accelerators.nvidia.readings import SUBJECT
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import files, pci
 from labctl.system.hostpath import HostPath
@@ -174,7 +174,7 @@ MODULE = AcceleratorModule(
     texts=("proc/driver/nvidia/version", f"{GPUS}/*/information", "sys/module/nvidia/version"),
     count=("torch.cuda", "GPU"),
     health="nvidia-smi -q -d CLOCK,ECC,PERFORMANCE",
-    subject=nvidia_health.SUBJECT,
+    subject=SUBJECT,
     reset="nvidia-smi --gpu-reset --id={device}",
     image_check=image_check,
     images=(("horovod", "nvidia-horovod"),),
