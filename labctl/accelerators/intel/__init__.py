@@ -6,17 +6,11 @@ import re
 from pathlib import Path
 
 from labctl.accelerators import AcceleratorModule, PciVendor, Tool, Watch
-from labctl.accelerators.intel.health import SUBJECT
+from labctl.accelerators.intel.health import INTEGRATED, MEMORY, SUBJECT, VENDOR
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import pci
 from labctl.system.hostpath import HostPath
 from labctl.system.procfs import numa, read
-
-VENDOR = "0x8086"
-INTEGRATED = "0000:00:02.0"
-"""PCI address of the GPU inside every Intel processor. Source: the processors' datasheets, device 2, function 0."""
-MEMORY = ("tile*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes")
-"""Files with a GPU's memory size, of the driver xe and of i915."""
 
 
 def find(root: HostPath) -> tuple[Device, ...]:

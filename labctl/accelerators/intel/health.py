@@ -20,10 +20,9 @@ from labctl.system.hostdump import HostDump
 from labctl.system.hostpath import HostPath
 from labctl.system.procfs import read
 
-# intel.py has these too; it imports this module.
 VENDOR = "0x8086"
 INTEGRATED = "0000:00:02.0"
-"""PCI address of the GPU inside every Intel processor."""
+"""PCI address of the GPU inside every Intel processor. Source: the processors' datasheets, device 2, function 0."""
 MEMORY = ("tile*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes")
 """Files with a GPU's memory size, of the driver xe and of i915."""
 ERRORS = ("tile*/gt*/error_counter/*fatal*", "drm/card*/gt/gt*/error_counter/*fatal*")

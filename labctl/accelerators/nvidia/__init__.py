@@ -14,13 +14,13 @@ from labctl.accelerators import (
     Variables,
     Watch,
 )
-from labctl.accelerators.nvidia.readings import SUBJECT
+from labctl.accelerators.nvidia.checks import SUBJECT
+from labctl.accelerators.nvidia.readings import GPUS
 from labctl.model import Device, DeviceMapping, Host
 from labctl.system import files, pci
 from labctl.system.hostpath import HostPath
 from labctl.system.procfs import numa, read
 
-GPUS = "proc/driver/nvidia/gpus"
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """Oldest driver for each major version of CUDA.
 

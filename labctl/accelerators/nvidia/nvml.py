@@ -1,4 +1,4 @@
-"""A host's NVIDIA GPUs as NVML shows them, as JSON in the form of ``readings.Report``.
+"""A host's NVIDIA GPUs as NVML shows them, as JSON in the form of ``report.Report``.
 
 The script of ``readings`` runs its text on that host by ``python3 -c``, from Python 3.8, with pynvml, and prints
 ``output()``. What a GPU or a driver does not have is left out. Source: NVML API Reference Guide.

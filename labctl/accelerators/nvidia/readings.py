@@ -1,7 +1,6 @@
-"""Health of NVIDIA GPUs: readings from NVML, else nvidia-smi, from the kernel's log and the container toolkit.
+"""Readings of NVIDIA GPUs: from NVML, else nvidia-smi, and from the container toolkit.
 
-Sources: NVML API Reference Guide; nvidia-smi(1); NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors); GPU Memory
-Error Management; Dynamic Page Retirement.
+Sources: NVML API Reference Guide; nvidia-smi(1).
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
-from xml.etree import ElementTree as ET
 
 import msgspec
-from msgspec import Struct
 
-from labctl.health import rules
-from labctl.health.model import Answer, Check, Evidence, Level, LineCheck, Reading, Subject, Value
+from labctl.accelerators.nvidia.report import Gpu, Report, Used, first_line, is_report, report_of
+from labctl.health.model import Reading, Value
 from labctl.system import human, pci
 from labctl.system.hostdump import HostDump
 from labctl.system.procfs import read
@@ -28,18 +25,11 @@ GPUS = "proc/driver/nvidia/gpus"
 GIB = 1 << 30
 HOST_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of linux/include/linux/proc_ns.h: in another namespace, processes of the host are not seen."""
-RESET = (
-    "end what runs on {item}",
-    "{sudo}nvidia-smi --gpu-reset --id={id}",
-    "{sudo}reboot",
-    "if it comes again: have the card replaced",
-)
-RESTART = ("end what runs on the node", "{sudo}reboot", "if it comes again: reseat or replace the card")
 
 # --- the script ----------------------------------------------------------------------------------------------
 
 _PROGRAM = Path(__file__).with_name("nvml.py").read_text(encoding="utf-8") + "\nprint(output())\n"
-_SCRIPT = f"""
+SCRIPT = f"""
 cards=$(grep -lx 0x10de sys/bus/pci/devices/*/vendor 2> /dev/null)
 [ -n "$cards" ] || command -v nvidia-smi > /dev/null || exit 0
 for vendor in $cards; do
@@ -69,7 +59,7 @@ for pid in $pids; do
 done
 ! command -v nvidia-ctk > /dev/null || fact nvidia-ctk "$(timeout 5 nvidia-ctk --version 2> /dev/null | head -n 1)"
 """
-_SLOW = """
+SLOW = """
 command -v nvidia-smi > /dev/null || exit 0
 for option in -s -e; do
     printf 'fact nvlink %s\\n' "$option"
@@ -77,284 +67,11 @@ for option in -s -e; do
 done
 """
 
-# --- what it prints ------------------------------------------------------------------------------------------
-
-
-class Used(Struct, frozen=True, kw_only=True):
-    """A process with memory of a GPU; memory in MiB."""
-
-    pid: int
-    name: str = ""
-    memory: int | None = None
-    compute: bool = True
-    """Whether it only computes: a desktop's programs also draw."""
-
-
-class Gpu(Struct, frozen=True, kw_only=True):
-    """Values of a GPU in the order of nvidia-smi's index; None where the GPU or its driver has no such value."""
-
-    index: int
-    error: str = ""
-    """Why the driver cannot reach it; empty if it can."""
-    address: str = ""
-    name: str = ""
-    uuid: str | None = None
-    serial: str | None = None
-    part: str | None = None
-    """Part number of the board."""
-    vbios: str | None = None
-    persistence: str | None = None
-    compute_mode: str | None = None
-    mig: str | None = None
-    memory: int | None = None
-    """Memory in MiB, and that in use, without what the driver reserves."""
-    used: int | None = None
-    vgpu_host: bool = False
-    system_memory: bool = False
-    """Whether the kernel manages its memory as that of a NUMA node."""
-    uncorrectable: int | None = None
-    corrected: int | None = None
-    uncorrectable_ever: int | None = None
-    sram_exceeded: bool | None = None
-    remap_pending: bool | None = None
-    remap_failed: bool | None = None
-    full_banks: int | None = None
-    """Banks of memory without a spare row."""
-    retired: int | None = None
-    retirement_pending: bool | None = None
-    recovery: str | None = None
-    """The driver's own word for what has to be done."""
-    slowdowns: tuple[str, ...] | None = None
-    limit: float | None = None
-    default_limit: float | None = None
-    idle: bool | None = None
-    margin: float | None = None
-    """Degrees up to the temperature at which the card slows down."""
-    fabric: str | None = None
-    fabric_error: str = ""
-    nvlinks: int | None = None
-    nvlink_replays: int | None = None
-    nvlink_recoveries: int | None = None
-    nvlink_crc: int | None = None
-    processes: tuple[Used, ...] | None = None
-
-    @property
-    def item(self) -> str:
-        return f"GPU {self.index}"
-
-
-class Report(Struct, frozen=True, kw_only=True):
-    """The driver and its GPUs; ``cuda`` is the newest CUDA that it supports."""
-
-    driver: str = ""
-    cuda: str = ""
-    gpus: tuple[Gpu, ...] = ()
-
-
-class Process(NamedTuple):
-    """A process that computes on a GPU; memory in bytes, None if unknown, ``container`` empty outside of any."""
-
-    pid: int
-    name: str
-    user: str
-    memory: int | None
-    container: str = ""
-
-
-def report_of(text: str) -> Report:
-    """Parse the output of the program ``nvml``, or of ``nvidia-smi -q -x``. ValueError if it is neither."""
-    if text.lstrip().startswith("{"):
-        return msgspec.json.decode(text.encode(), type=Report)
-    begin, end = text.find("<nvidia_smi_log>"), text.rfind("</nvidia_smi_log>")
-    if begin < 0 or end < 0:
-        raise ValueError(f"nvidia-smi prints no report: {first_line(text)}")
-    try:
-        # The file begins with a DOCTYPE of another file, and may end with warnings.
-        root = ET.fromstring(text[begin : end + len("</nvidia_smi_log>")])  # noqa: S314 - without its DOCTYPE
-    except ET.ParseError as error:
-        raise ValueError(f"nvidia-smi's report: {error}") from None
-    gpus = (_gpu(index, node) for index, node in enumerate(root.findall("gpu")))
-    driver, cuda = _text(root, "driver_version") or "", _text(root, "cuda_version") or ""
-    return Report(driver=driver, cuda=cuda, gpus=tuple(gpus))
-
-
-def _is_report(text: str) -> bool:
-    """Tell if a text is a report of either form, rather than an error."""
-    return "<nvidia_smi_log>" in text or text.lstrip().startswith("{")
-
-
-def first_line(text: str) -> str:
-    """Return the first line of a text that is not empty."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "it printed nothing")
-
+# --- readings ------------------------------------------------------------------------------------------------
 
 _NO_HANDLE = re.compile(
     r"Unable to determine the device handle for GPU ?(?:[0-9]+: ?)?([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f.]+): (.+)"
 )
-_NONE = re.compile(r"(N/A|Not Supported|Unknown|Not Found|Requested functionality has been deprecated)", re.IGNORECASE)
-_LOST = re.compile(r"(GPU is lost|GPU requires re(set|start)|Unknown Error|No data|ERR!)", re.IGNORECASE)
-
-
-def _text(node: ET.Element, *paths: str) -> str | None:
-    """Return the text of the first of these elements that has any; None for nvidia-smi's words for no value."""
-    texts = ((node.findtext(path) or "").strip().strip("[]") for path in paths)
-    return next((text for text in texts if text and not _NONE.fullmatch(text)), None)
-
-
-def _number(node: ET.Element, *paths: str) -> float | None:
-    """Return the number with which the first of these elements begins, such as ``81920 MiB``."""
-    match = re.match(r"-?\d+(\.\d+)?", _text(node, *paths) or "")
-    return float(match[0]) if match else None
-
-
-def _count(node: ET.Element, *paths: str) -> int | None:
-    """Return a whole number."""
-    number = _number(node, *paths)
-    return None if number is None else int(number)
-
-
-def _sum(node: ET.Element | None, *tags: str) -> int | None:
-    """Return the sum of these children; None if none has a number."""
-    counts = [_count(node, tag) for tag in tags] if node is not None else []
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
-
-
-def _flag(node: ET.Element, *paths: str) -> bool | None:
-    """Return True for ``Yes``, False for ``No``."""
-    return {"Yes": True, "No": False}.get(_text(node, *paths) or "")
-
-
-def _gpu(index: int, node: ET.Element) -> Gpu:
-    """Build a GPU from its element of nvidia-smi's report."""
-    texts = (node.findtext(path) or "" for path in ("product_name", "uuid", "fb_memory_usage/total"))
-    lost = next(filter(None, map(_LOST.search, texts)), None)
-    address = pci.address(node.get("id", "")) or pci.address(_text(node, "pci/pci_bus_id") or "")
-    if lost:
-        return Gpu(index=index, address=address, error=lost[0])
-    users = [_used(part) for part in node.findall("processes/process_info")]
-    parts = (_identity(node), _memory(node), _errors(node), _clocks(node), _fabric(node), {"processes": users})
-    values = {name: value for part in parts for name, value in part.items() if value is not None}
-    return msgspec.convert({"index": index, "address": address, **values}, Gpu)
-
-
-def _identity(node: ET.Element) -> dict[str, object]:
-    """Return a GPU's name, numbers, versions and modes."""
-    return {
-        "name": _text(node, "product_name"),
-        "uuid": _text(node, "uuid"),
-        "serial": _text(node, "serial"),
-        "part": _text(node, "board_part_number"),
-        "vbios": _text(node, "vbios_version"),
-        "persistence": _text(node, "persistence_mode"),
-        "compute_mode": _text(node, "compute_mode"),
-        "mig": _text(node, "mig_mode/current_mig"),
-    }
-
-
-def _memory(node: ET.Element) -> dict[str, object]:
-    """Return memory; before driver 510 ``used`` is with what the driver reserves, and has no ``reserved``."""
-    reserved = _count(node, "fb_memory_usage/reserved")
-    return {
-        "memory": _count(node, "fb_memory_usage/total"),
-        "used": None if reserved is None else _count(node, "fb_memory_usage/used"),
-        "vgpu_host": (_text(node, "gpu_virtualization_mode/virtualization_mode") or "").startswith("Host"),
-        "system_memory": _text(node, "addressing_mode") == "ATS",
-    }
-
-
-def _errors(node: ET.Element) -> dict[str, object]:
-    """Return the errors of memory and their repairs."""
-    volatile, ever = node.find("ecc_errors/volatile"), node.find("ecc_errors/aggregate")
-    pages = ("multiple_single_bit_retirement/retired_count", "double_bit_retirement/retired_count")
-    return {
-        "uncorrectable": _sum(volatile, *_UNCORRECTABLE),
-        "corrected": _sum(volatile, *_CORRECTED),
-        "uncorrectable_ever": _sum(ever, *_UNCORRECTABLE),
-        "sram_exceeded": _flag(node, "ecc_errors/aggregate/sram_threshold_exceeded"),
-        "remap_pending": _flag(node, "remapped_rows/remapped_row_pending"),
-        "remap_failed": _flag(node, "remapped_rows/remapped_row_failure"),
-        "full_banks": _count(node, "remapped_rows/row_remapper_histogram/row_remapper_histogram_none"),
-        "retired": _sum(node.find("retired_pages"), *pages),
-        "retirement_pending": _flag(node, "retired_pages/pending_retirement", "retired_pages/pending_blacklist"),
-        "recovery": _recovery(node),
-    }
-
-
-_UNCORRECTABLE = (
-    "sram_uncorrectable",
-    "sram_uncorrectable_parity",
-    "sram_uncorrectable_secded",
-    "dram_uncorrectable",
-    "double_bit/total",
-)
-"""Elements of drivers from 450 on, of those from 535 on for newer GPUs, and of older drivers."""
-_CORRECTED = ("sram_correctable", "dram_correctable", "single_bit/total")
-
-
-def _recovery(node: ET.Element) -> str | None:
-    """Return the driver's word for what has to be done; before driver 565 it is one of two flags."""
-    if _flag(node, "gpu_reset_status/reset_required"):
-        return "Reset"
-    if _flag(node, "gpu_reset_status/drain_and_reset_recommended"):
-        return "Drain and Reset"
-    return _text(node, "gpu_recovery_action")
-
-
-def _clocks(node: ET.Element) -> dict[str, object]:
-    """Return reasons for lower clocks, power limits, and the margin of the temperature; as of the driver's version."""
-    used = _number(node, "utilization/gpu_util")
-    reasons = node.find("clocks_event_reasons")
-    old = node.find("clocks_throttle_reasons") if reasons is None else reasons
-    limit = ("gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit")
-    return {
-        "slowdowns": None if old is None else [word for end, word in _SLOWDOWNS.items() if _active(old, end)],
-        "limit": _number(node, *limit),
-        "default_limit": _number(node, "gpu_power_readings/default_power_limit", "power_readings/default_power_limit"),
-        "idle": None if used is None else used == 0,
-        "margin": _margin(node),
-    }
-
-
-_SLOWDOWNS = {
-    "hw_slowdown": "HW slowdown",
-    "hw_thermal_slowdown": "HW thermal slowdown",
-    "hw_power_brake_slowdown": "HW power brake",
-    "sw_thermal_slowdown": "SW thermal slowdown",
-}
-
-
-def _active(reasons: ET.Element, end: str) -> bool:
-    """Tell if a reason is ``Active``."""
-    return any(reason.tag.endswith(f"_reason_{end}") and reason.text == "Active" for reason in reasons)
-
-
-def _margin(node: ET.Element) -> float | None:
-    """Return the degrees up to the slowdown: newer GPUs have margins to a limit, older ones temperatures."""
-    own, lowest = (
-        _number(node, "temperature/gpu_temp_tlimit"),
-        _number(node, "temperature/gpu_temp_slow_tlimit_threshold"),
-    )
-    if own is not None and lowest is not None:
-        return own - lowest
-    now, slow = _number(node, "temperature/gpu_temp"), _number(node, "temperature/gpu_temp_slow_threshold")
-    return None if now is None or slow is None else slow - now
-
-
-def _fabric(node: ET.Element) -> dict[str, object]:
-    """Return the state of the registration with the fabric manager, and its error."""
-    state, status = _text(node, "fabric/state"), _text(node, "fabric/status")
-    return {"fabric": state, "fabric_error": status if state == "Completed" and status != "Success" else None}
-
-
-def _used(node: ET.Element) -> dict[str, object]:
-    """Return a process, whose type is C, G, C+G or M+C."""
-    kind, memory = _text(node, "type") or "", _count(node, "used_memory")
-    name = _text(node, "process_name") or ""
-    return {"pid": _count(node, "pid"), "name": name, "memory": memory, "compute": "G" not in kind}
-
-
-# --- readings ------------------------------------------------------------------------------------------------
 
 
 def readings(dump: HostDump) -> Iterator[Reading]:
@@ -364,10 +81,10 @@ def readings(dump: HostDump) -> Iterator[Reading]:
     if text is None:
         return
     lost = {pci.address(match[1]): match[2].strip() for match in _NO_HANDLE.finditer(text)}
-    if not lost and not _is_report(text):
+    if not lost and not is_report(text):
         yield from _silent(dump, text)
         return
-    report = report_of(text) if _is_report(text) else Report()
+    report = report_of(text) if is_report(text) else Report()
     gpus = tuple(_gpus(dump, report, lost))
     yield from _versions(report)
     yield from _devices(gpus)
@@ -553,6 +270,19 @@ def _load(gpu: Gpu, dump: HostDump) -> Iterator[Reading]:
         yield _reading(gpu, "power limit", f"{gpu.limit:.0f} W, by default {gpu.default_limit:.0f} W")
 
 
+# --- processes -----------------------------------------------------------------------------------------------
+
+
+class Process(NamedTuple):
+    """A process that computes on a GPU; memory in bytes, None if unknown, ``container`` empty outside of any."""
+
+    pid: int
+    name: str
+    user: str
+    memory: int | None
+    container: str = ""
+
+
 def _used_by(gpu: Gpu, dump: HostDump) -> Iterator[Reading]:
     """Yield the processes that compute on a GPU, and memory that none has."""
     if not _sees_host(dump):
@@ -618,7 +348,7 @@ def processes(text: str) -> tuple[Process, ...]:
     )
 
 
-# --- between GPUs ---------------------------------------------------------------------------------------------
+# --- between GPUs --------------------------------------------------------------------------------------------
 
 
 def _between(gpus: tuple[Gpu, ...], dump: HostDump) -> Iterator[Reading]:
@@ -660,273 +390,3 @@ def _link_errors(text: str) -> Mapping[int, Mapping[str, int]]:
         for name, count in re.findall(r"Link \d+: (Replay|Recovery|CRC)(?: FLIT)? Errors?: (\d+)", lines):
             counts[name if name == "CRC" else name.lower()] += int(count)
     return found
-
-
-# --- judges --------------------------------------------------------------------------------------------------
-
-
-def _judge_silent(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
-    """Judge a tool that cannot talk to the driver."""
-    return Answer("bad", f"nvidia-smi fails: {reading.value}")
-
-
-def _judge_listed(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
-    """Judge a card that the driver does not know."""
-    return None if reading.value == "yes" else Answer("bad", "is on the PCI bus but nvidia-smi does not list it")
-
-
-def _judge_state(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
-    """Judge a GPU that the driver cannot reach."""
-    return None if reading.value == "reachable" else Answer("bad", f"the driver cannot reach it: {reading.value}")
-
-
-def _judge_recovery(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
-    """Judge a GPU for which the driver asks for an action."""
-    if str(reading.value) in ("None", ""):
-        return None
-    return Answer("bad", f"the driver asks for an action: {reading.value}")
-
-
-def _judge_retired(reading: Reading, evidence: Evidence) -> Answer | None:
-    """Judge retired pages. Source: Dynamic Page Retirement, RMA Policy: 60 of the 64 that a card can retire."""
-    if evidence.limit is None or not isinstance(reading.value, int) or reading.value < evidence.limit:
-        return None
-    return Answer("bad", f"retired pages {reading.value}, NVIDIA replaces the card from {evidence.limit:g} on")
-
-
-def _judge_slowdown(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
-    """Judge the reasons for low clocks: heat that the hardware saw, or a power supply that failed, are bad.
-
-    A slowdown of the hardware that gives no reason may be a change of clocks. Source: NVML, nvmlClocksEventReasons.
-    """
-    words = str(reading.value)
-    if words == "none":
-        return None
-    level: Level = "bad" if "HW thermal" in words or "HW power brake" in words else "remark"
-    return Answer(level, f"clocks are lowered by {words}")
-
-
-def _judge_limit(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
-    """Judge a power limit below the card's default."""
-    now, default = map(int, re.findall(r"(\d+) W", str(reading.value)))
-    return Answer("remark", f"power limit {now} W, by default {default} W") if now < default else None
-
-
-def _judge_margin(reading: Reading, evidence: Evidence) -> Answer | None:
-    """Judge an idle card that is nearly as hot as makes it slow."""
-    if not isinstance(reading.value, (int, float)) or evidence.limit is None or reading.value > evidence.limit:
-        return None
-    return Answer("remark", f"temperature is {reading.value:g} °C below that of its slowdown, while it is idle")
-
-
-def _judge_links(reading: Reading, evidence: Evidence) -> Answer | None:
-    """Judge a card with fewer NVLinks than most of its model.
-
-    Without any it may be one that no bridge joins to another, unless every other of at least three has some.
-    """
-    if reading.value:
-        return rules.less_than_neighbours(reading, evidence)
-    others = [value for _, value in evidence.neighbours]
-    if len(others) < 3 or not all(others):
-        return None
-    return Answer("remark", f"has no active NVLink, the {len(others)} others have")
-
-
-def _judge_processes(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
-    """Judge what computes on a card: over 1 GiB outside of containers is bad, anything else a remark."""
-    found = processes(str(reading.value))
-    if not found:
-        return None
-    large = any((process.memory or 0) > GIB and not process.container for process in found)
-    shown = "; ".join(map(_told, found[:3])) + (f"; {len(found) - 3} more" if len(found) > 3 else "")
-    return Answer("bad" if large else "remark", f"is used by {shown}")
-
-
-def _told(process: Process) -> str:
-    """Render a process for a person: ``pid 4711 (python, ann), 31 GiB``."""
-    memory = "" if process.memory is None else f", {human.memory(process.memory)}"
-    container = f", container {process.container[:12]}" if process.container else ""
-    return f"pid {process.pid} ({process.name}, {process.user}){memory}{container}"
-
-
-def _judge_leftover(reading: Reading, evidence: Evidence) -> Answer | None:
-    """Judge memory that no process has."""
-    if not isinstance(reading.value, int) or evidence.limit is None or reading.value <= evidence.limit:
-        return None
-    return Answer("remark", f"{human.memory(reading.value << 20)} of memory are in use without a process")
-
-
-def _judge_toolkit(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
-    """Judge a version of the toolkit with which CUDA failed in containers, nvidia-smi did not.
-
-    Source: NVIDIA/nvidia-container-toolkit#1967 and #1934, of single hosts.
-    """
-    if reading.value != "1.19.1":
-        return None
-    return Answer(
-        "remark", "container toolkit 1.19.1: on some hosts CUDA fails in containers with it, nvidia-smi works"
-    )
-
-
-# --- kernel lines --------------------------------------------------------------------------------------------
-
-
-class Xid(NamedTuple):
-    """An Xid of NVIDIA's catalog and what NVIDIA says to do at once; a remark if the program may have caused it."""
-
-    meaning: str
-    action: str
-    level: Level = "bad"
-
-
-_RESET, _SERVICE, _PROGRAM_OWN = "reset the GPU", "reset the GPU, then service", "end or mend the program"
-XIDS: Mapping[int, Xid] = {
-    13: Xid("graphics engine exception, mostly the program's own fault", _PROGRAM_OWN, "remark"),
-    31: Xid("GPU memory page fault, mostly the program's own fault", _PROGRAM_OWN, "remark"),
-    43: Xid("GPU stopped processing, a fault of the program's own, the GPU is healthy", _PROGRAM_OWN, "remark"),
-    45: Xid("cleanup after a program was ended or failed", "look at the lines before", "remark"),
-    46: Xid("GPU stopped processing", _SERVICE),
-    48: Xid("uncorrectable ECC error", _RESET),
-    54: Xid("auxiliary power is not connected", "check the power cables"),
-    62: Xid("micro-controller halt", _SERVICE),
-    63: Xid("a row of memory is remapped, or a page retired", "reset the GPU when convenient"),
-    64: Xid("remapping of a row, or retirement of a page, failed", _SERVICE),
-    69: Xid("graphics engine class error, mostly the program's own fault", _PROGRAM_OWN, "remark"),
-    74: Xid("NVLink error", "reset the GPU, look at the other end of the link"),
-    92: Xid("high rate of corrected ECC errors", "service if it comes again"),
-    94: Xid("memory error contained to one program", "restart the program, reset the GPU when convenient"),
-    95: Xid("uncontained memory error", _RESET),
-    109: Xid("context switch timeout", _SERVICE),
-    110: Xid("security fault", "power cycle, then service"),
-    119: Xid("the GPU's system processor (GSP) does not answer", "reset the GPU, else power cycle"),
-    120: Xid("error of the GPU's system processor (GSP)", "reset the GPU, else power cycle"),
-    136: Xid("link training failed", _RESET),
-    140: Xid("unrecovered ECC error", _SERVICE),
-    143: Xid("GPU initialization failed", _SERVICE),
-    156: Xid("resource retirement", _RESET),
-    158: Xid("fatal timeout", _SERVICE),
-    171: Xid("uncorrectable DRAM error", _RESET),
-    172: Xid("uncorrectable SRAM error", _RESET),
-    **dict.fromkeys(range(144, 151), Xid("NVLink error", "see NVIDIA's table of its status", "remark")),
-}
-"""Source: NVIDIA's Xid catalog, immediate and investigatory actions. Others are for the display, or need no action."""
-
-
-def _judge_xid(match: re.Match[str]) -> Answer | None:
-    """Judge an Xid: its number, meaning and what NVIDIA says to do."""
-    number, where = int(match[2]), _place(match[1])
-    xid = XIDS.get(number)
-    return Answer(xid.level, f"Xid {number} on {where}: {xid.meaning} ({xid.action})") if xid else None
-
-
-def _judge_lost(match: re.Match[str]) -> Answer | None:
-    """Judge a GPU that fell off the bus: its Xid is 79, another line has no Xid."""
-    return Answer("bad", f"the GPU at {_place(match[0])} has fallen off the bus")
-
-
-def _judge_action(match: re.Match[str]) -> Answer | None:
-    """Judge the driver's own word for what has to be done: `changed from 0x0 (None) to 0x2 (Node Reboot Required)`."""
-    if match[2] == "None":
-        return None
-    return Answer("bad", f"the driver asks for an action on {_place(match[1])}: {match[2]}")
-
-
-def _place(text: str) -> str:
-    """Return a PCI address in a line, which has no function behind ``PCI:``."""
-    match = re.search(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})", text)
-    return pci.address(f"{match[0]}.0") if match else text
-
-
-# --- the subject ---------------------------------------------------------------------------------------------
-
-_REPLACE = ("end what runs on {item}", "have the card replaced: NVIDIA's RMA guidelines")
-_BUSY = ("{sudo}ps -o pid,user,lstart,cmd -p PID", "ask its user, or end it")
-_LINK = ("{sudo}systemctl status nvidia-fabricmanager", "nvidia-smi nvlink -s -i {id}", *RESET[:3])
-
-SUBJECT = Subject(
-    name="NVIDIA",
-    script=_SCRIPT,
-    slow=_SLOW,
-    readings=readings,
-    checks=(
-        Check(
-            name="nvidia-smi",
-            reading="nvidia-smi",
-            judge=_judge_silent,
-            steps=("{sudo}modprobe nvidia", "after an update of the driver: {sudo}reboot"),
-        ),
-        Check(name="gpu-count", reading="devices", judge=rules.less_than_neighbours, steps=RESTART),
-        Check(name="gpu-listed", reading="listed", judge=_judge_listed, steps=RESTART),
-        Check(name="gpu-state", reading="state", judge=_judge_state, steps=RESTART),
-        Check(name="gpu-recovery", reading="recovery action", judge=_judge_recovery, steps=RESET),
-        Check(name="gpu-ecc", reading="uncorrectable ECC errors", judge=rules.above, limit=0, steps=RESET),
-        Check(name="gpu-ecc-life", reading="uncorrectable ECC errors of its life", judge=rules.remark_above, limit=0),
-        Check(name="gpu-ecc-corrected", reading="corrected ECC errors", judge=rules.remark_grew, limit=0),
-        Check(name="gpu-sram", reading="SRAM error threshold exceeded", judge=rules.one_of(("no",)), steps=_REPLACE),
-        Check(name="gpu-remap", reading="row remapping pending", judge=rules.one_of(("no",)), steps=RESET),
-        Check(name="gpu-remap-failed", reading="row remapping failed", judge=rules.one_of(("no",)), steps=_REPLACE),
-        Check(name="gpu-banks", reading="memory banks without a spare row", judge=rules.remark_above, limit=0),
-        Check(name="gpu-pages", reading="retired pages", judge=_judge_retired, limit=60, steps=_REPLACE),
-        Check(name="gpu-pages-pending", reading="page retirement pending", judge=rules.one_of(("no",)), steps=RESET),
-        Check(name="gpu-nvlink", reading="active NVLinks", judge=_judge_links, steps=_LINK),
-        Check(name="gpu-nvlink-recovery", reading="NVLink recovery errors", judge=rules.grew, limit=0, steps=_LINK),
-        Check(name="gpu-nvlink-replay", reading="NVLink replay errors", judge=rules.remark_grew, limit=0),
-        Check(name="gpu-nvlink-crc", reading="NVLink CRC errors", judge=rules.remark_grew, limit=0),
-        Check(
-            name="gpu-fabric",
-            reading="fabric",
-            judge=rules.one_of(("Completed",)),
-            steps=(
-                "{sudo}systemctl restart nvidia-fabricmanager",
-                "install it in the driver's own version",
-                *RESET[:3],
-            ),
-        ),
-        Check(
-            name="gpu-slowdown",
-            reading="slowdown",
-            judge=_judge_slowdown,
-            steps=("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {id}", "check fans, airflow and power supplies"),
-        ),
-        Check(
-            name="gpu-power-limit",
-            reading="power limit",
-            judge=_judge_limit,
-            steps=("{sudo}nvidia-smi -i {id} -pl WATTS",),
-        ),
-        Check(name="gpu-temperature", reading="temperature margin", judge=_judge_margin, limit=5),
-        Check(name="gpu-processes", reading="processes", judge=_judge_processes, steps=_BUSY),
-        Check(
-            name="gpu-leftover",
-            reading="memory without a process",
-            judge=_judge_leftover,
-            limit=1024,
-            steps=("{sudo}fuser -v /dev/nvidia{id}", *RESET[1:3]),
-        ),
-        Check(name="gpu-compute-mode", reading="compute mode", judge=rules.unlike_neighbours),
-        Check(name="gpu-mig", reading="MIG mode", judge=rules.unlike_neighbours),
-        Check(name="gpu-vbios", reading="VBIOS", judge=rules.unlike_neighbours),
-        Check(name="nvidia-driver", reading="NVIDIA driver", judge=rules.unlike_neighbours),
-        Check(name="nvidia-toolkit", reading="toolkit", judge=_judge_toolkit),
-    ),
-    lines=(
-        LineCheck(
-            name="gpu-xid",
-            pattern=r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): ([0-9]+)",
-            judge=_judge_xid,
-            steps=("end what runs on the GPU", "{sudo}nvidia-smi --gpu-reset --id=GPU", "{sudo}reboot", "service"),
-        ),
-        LineCheck(
-            name="gpu-bus",
-            pattern=r"NVRM: .*(PCI:)?[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}.* fallen off the bus",
-            judge=_judge_lost,
-            steps=RESTART,
-        ),
-        LineCheck(
-            name="gpu-action",
-            pattern=r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): 154,.* to 0x[0-9a-f]+ \(([A-Za-z0-9 ]+)\)",
-            judge=_judge_action,
-            steps=("end what runs on the GPU", "do what the driver asks for"),
-        ),
-    ),
-)

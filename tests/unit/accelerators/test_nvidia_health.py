@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from labctl.accelerators.nvidia import readings
-from labctl.accelerators.nvidia.readings import SUBJECT, Process
+from labctl.accelerators.nvidia.checks import SUBJECT
+from labctl.accelerators.nvidia.readings import HOST_NAMESPACE, Process, processes, processes_text
+from labctl.accelerators.nvidia.report import report_of
 from labctl.health import script
 from labctl.health.examine import Past, examine
 from labctl.health.model import Condition, KernelLine, Reading, Rules, Snapshot
@@ -26,7 +27,7 @@ DATA = Path(__file__).resolve().parents[2] / "data/health/nvidia"
 REPORTS = sorted(path.name for path in DATA.glob("*.xml"))
 HEALTHY = ("h100.xml", "a100-mig.xml", "rtx-3080.xml", "a10g-virtual.xml")
 CARDS = ("0000:18:00.0", "0000:2a:00.0")
-HOST = {"pid namespace": readings.HOST_NAMESPACE, "nvidia files": "dev/nvidia0 dev/nvidia1 dev/nvidiactl"}
+HOST = {"pid namespace": HOST_NAMESPACE, "nvidia files": "dev/nvidia0 dev/nvidia1 dev/nvidiactl"}
 CONTAINER = "ab" * 32
 LINK_STATES = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)
@@ -143,7 +144,7 @@ def altered(name: str, old: str, new: str) -> HostDump:
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_said_of_a_healthy_host(name: str) -> None:
     """Accept a node of H100, MIG, a desktop's GeForce and a card of a virtual machine."""
-    addresses = [gpu.address for gpu in readings.report_of(text_of(name)).gpus]
+    addresses = [gpu.address for gpu in report_of(text_of(name)).gpus]
     assert answers(dump_of(text_of(name), addresses)) == {}
 
 
@@ -350,7 +351,7 @@ def test_a_process_outside_of_containers_is_bad() -> None:
 def test_a_lab_drops_its_own_processes() -> None:
     """Parse the reading, leave out a container's processes, and render the rest."""
     text = f"4711 python ann 31 GiB; 4712 python root 512 MiB in {CONTAINER}; 4713 a ? 1,023 MiB; 4714 b c ? MiB"
-    found = readings.processes(text)
+    found = processes(text)
     assert found == (
         Process(4711, "python", "ann", 31 << 30, ""),
         Process(4712, "python", "root", 512 << 20, CONTAINER),
@@ -358,9 +359,9 @@ def test_a_lab_drops_its_own_processes() -> None:
         Process(4714, "b", "c", None, ""),
     )
     rest = tuple(process for process in found if process.container != CONTAINER)
-    assert readings.processes(readings.processes_text(rest)) == rest
-    assert readings.processes_text(()) == "none"
-    assert readings.processes("none") == ()
+    assert processes(processes_text(rest)) == rest
+    assert processes_text(()) == "none"
+    assert processes("none") == ()
 
 
 def test_a_process_of_a_container_or_without_much_memory_is_a_remark() -> None:
@@ -559,7 +560,7 @@ def machine(root: Path) -> None:
         (root / "sys/bus/pci/drivers/nvidia").mkdir(parents=True, exist_ok=True)
         (root / f"sys/bus/pci/devices/{card}/driver").symlink_to(root / "sys/bus/pci/drivers/nvidia")
     (root / "proc/self/ns").mkdir(parents=True)
-    (root / "proc/self/ns/pid").symlink_to(readings.HOST_NAMESPACE)
+    (root / "proc/self/ns/pid").symlink_to(HOST_NAMESPACE)
 
 
 def programs(folder: Path, **texts: str) -> dict[str, str]:
@@ -647,4 +648,4 @@ def test_broken_json_and_broken_processes() -> None:
         with suppress(ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
             answers(dump_of(changed))
         cut = chance.randrange(len(value))
-        readings.processes(value[:cut] + chance.choice(";., 0x") + value[cut + chance.randrange(3) :])
+        processes(value[:cut] + chance.choice(";., 0x") + value[cut + chance.randrange(3) :])
