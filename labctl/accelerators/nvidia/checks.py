@@ -139,7 +139,7 @@ SUBJECT = Subject(
             judge=_judge_silent,
             steps=("{sudo}modprobe nvidia", "after an update of the driver: {sudo}reboot"),
         ),
-        Check(name="gpu-count", reading="devices", judge=rules.less_than_neighbours, steps=RESTART),
+        Check(name="gpu-count", reading="GPUs", judge=rules.less_than_neighbours, steps=RESTART),
         Check(name="gpu-listed", reading="listed", judge=_judge_listed, steps=RESTART),
         Check(name="gpu-state", reading="state", judge=_judge_state, steps=RESTART),
         Check(name="gpu-recovery", reading="recovery action", judge=_judge_recovery, steps=_RESET),

@@ -166,7 +166,7 @@ def _versions(report: Report) -> Iterator[Reading]:
 def _devices(gpus: tuple[Gpu, ...]) -> Iterator[Reading]:
     """Yield the number of GPUs of each model."""
     for name, count in Counter(gpu.name for gpu in gpus if gpu.name).items():
-        yield Reading(name="devices", value=count, source="nvidia-smi -L", kin=name)
+        yield Reading(name="GPUs", value=count, source="nvidia-smi -L", kin=name)
 
 
 def _listed(dump: HostDump, gpus: tuple[Gpu, ...]) -> Iterator[Reading]:

@@ -16,26 +16,27 @@ RESTART = ("end what runs on the node", "{sudo}reboot", "if it comes again: rese
 
 
 class Xid(NamedTuple):
-    """An Xid of NVIDIA's catalog and what NVIDIA says to do at once; a remark if the program may have caused it."""
+    """An Xid of NVIDIA's catalog: its meaning, and what to do at once; a remark if the program may have caused it."""
 
     meaning: str
-    action: str
+    advice: str
+    """NVIDIA's immediate action; of a remark, the cause."""
     level: Level = "bad"
 
 
-_RESET, _SERVICE, _PROGRAM_OWN = "reset the GPU", "reset the GPU, then service", "end or mend the program"
+_RESET, _SERVICE, _PROGRAM_OWN = "reset the GPU", "reset the GPU, then service", "the program's own fault"
 XIDS: Mapping[int, Xid] = {
-    13: Xid("graphics engine exception, mostly the program's own fault", _PROGRAM_OWN, "remark"),
-    31: Xid("GPU memory page fault, mostly the program's own fault", _PROGRAM_OWN, "remark"),
-    43: Xid("GPU stopped processing, a fault of the program's own, the GPU is healthy", _PROGRAM_OWN, "remark"),
-    45: Xid("cleanup after a program was ended or failed", "look at the lines before", "remark"),
+    13: Xid("graphics engine exception", _PROGRAM_OWN, "remark"),
+    31: Xid("GPU memory page fault", _PROGRAM_OWN, "remark"),
+    43: Xid("GPU stopped processing", f"{_PROGRAM_OWN}, the GPU is healthy", "remark"),
+    45: Xid("preemptive cleanup", "the driver ended the program's channels, look at the lines before", "remark"),
     46: Xid("GPU stopped processing", _SERVICE),
     48: Xid("uncorrectable ECC error", _RESET),
     54: Xid("auxiliary power is not connected", "check the power cables"),
     62: Xid("micro-controller halt", _SERVICE),
     63: Xid("a row of memory is remapped, or a page retired", "reset the GPU when convenient"),
     64: Xid("remapping of a row, or retirement of a page, failed", _SERVICE),
-    69: Xid("graphics engine class error, mostly the program's own fault", _PROGRAM_OWN, "remark"),
+    69: Xid("graphics engine class error", _PROGRAM_OWN, "remark"),
     74: Xid("NVLink error", "reset the GPU, look at the other end of the link"),
     92: Xid("high rate of corrected ECC errors", "service if it comes again"),
     94: Xid("memory error contained to one program", "restart the program, reset the GPU when convenient"),
@@ -57,10 +58,10 @@ XIDS: Mapping[int, Xid] = {
 
 
 def _judge_xid(match: re.Match[str]) -> Answer | None:
-    """Judge an Xid: its number, meaning and what NVIDIA says to do."""
+    """Judge an Xid: its number, place, meaning, and what to do or whose fault it is."""
     number, where = int(match[2]), _place(match[1])
     xid = XIDS.get(number)
-    return Answer(xid.level, f"Xid {number} on {where}: {xid.meaning} ({xid.action})") if xid else None
+    return Answer(xid.level, f"Xid {number} on {where} ({xid.meaning}): {xid.advice}") if xid else None
 
 
 def _judge_lost(match: re.Match[str]) -> Answer | None:
@@ -86,7 +87,12 @@ LINES = (
         name="gpu-xid",
         pattern=r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): ([0-9]+)",
         judge=_judge_xid,
-        steps=("end what runs on the GPU", "{sudo}nvidia-smi --gpu-reset --id=GPU", "{sudo}reboot", "service"),
+        steps=(
+            "end what runs on the GPU",
+            "{sudo}nvidia-smi --gpu-reset --id=NUMBER  # the GPU's number, as `nvidia-smi -L` prints it",
+            "{sudo}reboot",
+            "service",
+        ),
     ),
     LineCheck(
         name="gpu-bus",

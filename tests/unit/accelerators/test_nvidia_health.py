@@ -279,7 +279,7 @@ def test_fewer_cards_than_the_neighbours_is_bad() -> None:
     one = text[: text.index("</gpu>")] + "</gpu></nvidia_smi_log>"
     full = dump_of(text)
     found = answers(dump_of(one, CARDS[:1]), neighbours={"worker-1": full, "worker-2": full})
-    assert found["gpu-count", ""] == ("bad", "devices 1, 2 on 2 others")
+    assert found["gpu-count", ""] == ("bad", "GPUs 1, 2 on 2 others")
 
 
 @pytest.mark.parametrize(
@@ -469,8 +469,20 @@ def test_the_toolkit_and_its_mode_are_facts() -> None:
         ("NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row", "gpu-xid", "bad", "Xid 63 on 0000:10:1c.0"),
         ("NVRM: Xid (PCI:0000:3b:00): 48, pid=7, An uncorrectable", "gpu-xid", "bad", "uncorrectable ECC error"),
         ("NVRM: Xid (PCI:0000:3b:00): 119, pid=7, Timeout", "gpu-xid", "bad", "does not answer"),
-        ("NVRM: Xid (PCI:0000:3b:00): 31, pid=7, MMU Fault", "gpu-xid", "remark", "mostly the program's own fault"),
+        (
+            "NVRM: Xid (PCI:0000:2a:00): 13, pid=7, Graphics Exception",
+            "gpu-xid",
+            "remark",
+            "Xid 13 on 0000:2a:00.0 (graphics engine exception): the program's own fault",
+        ),
+        (
+            "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, MMU Fault",
+            "gpu-xid",
+            "remark",
+            "page fault): the program's own fault",
+        ),
         ("NVRM: Xid (PCI:0000:3b:00): 43, pid=7, Ch 0", "gpu-xid", "remark", "the GPU is healthy"),
+        ("NVRM: Xid (PCI:0000:3b:00): 45, pid=7, Ch 8", "gpu-xid", "remark", "the driver ended the program's channels"),
         ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "gpu-bus", "bad", "the GPU at 0000:3b:00.0 has fallen"),
         (
             "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus.",
