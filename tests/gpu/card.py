@@ -13,6 +13,7 @@ from typing import Any
 
 from labctl import accelerators
 from labctl.accelerators import nvidia, vendor_tools
+from labctl.accelerators.nvidia.readings import GPUS
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ("vendor", "device", "class", "numa_node", "local_cpulist")
@@ -73,7 +74,7 @@ def _compare_sampler(fixtures: Path, row: Callable[..., None], nvml: Any, handle
 
 def _keep(fixtures: Path, addresses: list[str]) -> None:
     """Copy the files that `nvidia.find` reads; write the names of device files and the output of nvidia-smi."""
-    gpus = Path("/") / nvidia.GPUS
+    gpus = Path("/") / GPUS
     files = [Path("/proc/driver/nvidia/version"), Path("/sys/module/nvidia/version"), *gpus.glob("*/information")]
     files += [Path(f"/sys/bus/pci/devices/{address}/{name}") for address in addresses for name in KEPT]
     for file in filter(Path.is_file, files):

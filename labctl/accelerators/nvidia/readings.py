@@ -210,7 +210,7 @@ _FIELDS = (
     _Field("PCI address", "address", kind="fact"),
     _Field("uuid", "uuid", kind="fact"),
     _Field("serial", "serial", kind="fact"),
-    _Field("memory", "memory", "MiB", "fact"),
+    _Field("device memory", "memory", "MiB", "fact"),
     _Field("persistence mode", "persistence", kind="fact"),
     _Field("compute mode", "compute_mode"),
     _Field("MIG mode", "mig", kind="fact"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from labctl.health import examine, script
-from labctl.health.model import Condition, Rules, Snapshot, Subject
+from labctl.health import catalogue, examine, script
+from labctl.health.model import Condition, Reading, Rules, Snapshot, Subject
 from labctl.system import hostdump
 
 DATA = Path(__file__).parents[2] / "data/health"
@@ -46,6 +46,12 @@ def answers(subject: Subject, now: Snapshot, others: Mapping[str, Snapshot] | No
 def sentences(conditions: list[Condition]) -> list[tuple[str, str]]:
     """Return level and sentence of each condition."""
     return [(each.level, each.sentence()) for each in conditions]
+
+
+def judged_by_host(readings: Iterable[Reading]) -> set[str]:
+    """Return the names of readings that the checks of every host judge; the clock's offset is in each snapshot."""
+    judged = {check.reading for subject in catalogue.HOST for check in subject.checks}
+    return {reading.name for reading in readings} & judged - {"clock offset"}
 
 
 def sent(subject: Subject, dmesg: str) -> list[str]:

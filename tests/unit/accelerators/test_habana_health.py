@@ -19,7 +19,7 @@ from labctl.accelerators.habana import health
 from labctl.health import examine
 from labctl.health.model import Rules, Snapshot
 
-from .health_hosts import DATA, answers, look, sent, sentences, tool
+from .health_hosts import DATA, answers, judged_by_host, look, sent, sentences, tool
 
 FIXTURES = DATA / "habana"
 TOOL = f"""
@@ -103,6 +103,7 @@ def test_a_healthy_host_is_read_in_full(root: Path, tools: Path) -> None:
         "external ports up": 1,
         "link toggles": 3,
     }
+    assert judged_by_host(now.readings) == set()
     assert answers(health.SUBJECT, now) == []
 
 

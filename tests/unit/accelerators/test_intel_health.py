@@ -18,7 +18,7 @@ from labctl.accelerators.intel import health
 from labctl.health import examine
 from labctl.health.model import Rules, Snapshot
 
-from .health_hosts import DATA, answers, look, sent, sentences, tool
+from .health_hosts import DATA, answers, judged_by_host, look, sent, sentences, tool
 
 FIXTURES = DATA / "intel"
 GPU = "0000:4d:00.0"
@@ -86,6 +86,7 @@ def test_a_healthy_card_is_read_in_full(root: Path, tmp_path: Path) -> None:
         "device firmware": "PVC2_1.23374",
         **{f"{name} status": "OK" for name in health.COMPONENTS.values()},
     }
+    assert judged_by_host(now.readings) == set()
     assert answers(health.SUBJECT, now) == []
 
 

@@ -23,6 +23,8 @@ from labctl.health.model import Condition, KernelLine, Reading, Rules, Snapshot
 from labctl.system import hostdump
 from labctl.system.hostdump import HostDump
 
+from .health_hosts import judged_by_host
+
 DATA = Path(__file__).resolve().parents[2] / "data/health/nvidia"
 REPORTS = sorted(path.name for path in DATA.glob("*.xml"))
 HEALTHY = ("h100.xml", "a100-mig.xml", "rtx-3080.xml", "a10g-virtual.xml")
@@ -162,7 +164,7 @@ def test_facts_identify_a_card() -> None:
         "PCI address": "0000:18:00.0",
         "uuid": "GPU-00000000-0000-0000-0000-000000000000",
         "serial": "0000000000000",
-        "memory": "81559 MiB",
+        "device memory": "81559 MiB",
         "persistence mode": "Enabled",
         "MIG mode": "Disabled",
         "VBIOS": "96.00.00.00.01",
@@ -176,6 +178,12 @@ def test_a_card_without_ecc_has_no_such_reading() -> None:
     lacking = {"uncorrectable ECC errors", "row remapping pending", "retired pages", "serial", "MIG mode", "fabric"}
     assert not lacking & set(found)
     assert found["processes"].value == "none"
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_no_reading_of_a_card_is_taken_for_one_of_its_host(name: str) -> None:
+    """Name readings otherwise than those that the checks of every host judge."""
+    assert judged_by_host(SUBJECT.readings(dump_of(text_of(name)))) == set()
 
 
 # --- errors of a card -----------------------------------------------------------------------------------------
@@ -621,7 +629,7 @@ def test_the_script_reads_nvml_first(tmp_path: Path) -> None:
         ("gpu-processes", "GPU 0"): "remark",
     }
     assert found["gpu-state", "GPU 1"] == ("bad", "the driver cannot reach it: GPU is lost")
-    assert values(dump)["memory"].text() == "81559 MiB"
+    assert values(dump)["device memory"].text() == "81559 MiB"
 
 
 def test_the_script_accuses_nobody_on_this_machine() -> None:
