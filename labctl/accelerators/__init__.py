@@ -1,4 +1,4 @@
-"""Accelerators: a module per vendor, which holds everything specific to it; a new file adds an accelerator.
+"""Accelerators: a module or package per vendor, which holds everything specific to it; a new one adds an accelerator.
 
 A module of this package is an accelerator if it has ``MODULE``. What it adds to a compose file is in
 ``compose/<name>.yml.j2``, its image in ``docker/<name>.Dockerfile``. ``docker/<name>_sampler.py`` samples its devices,

@@ -220,7 +220,7 @@ SUBJECT = Subject(
             steps=("set it as on the other nodes: {sudo}ip link set {item} mtu VALUE",),
         ),
         # The carrier changes twice when a link goes down and comes back (carrier_up_count and carrier_down_count of
-        # sysfs-class-net): once may be a person at the cable, more are a link that flaps. NVIDIA's NVSentinel has the
+        # sysfs-class-net): once may be a person at the cable, more are a link that flaps. NVSentinel has the
         # same limit (docs/designs/046-link-counter-detection.md).
         Check(
             name="ethernet-flaps",

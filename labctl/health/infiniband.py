@@ -1,7 +1,7 @@
 """InfiniBand and RoCE ports: state, rate, link errors, and what GPUDirect needs.
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel; for what the counters mean,
-docs/designs/046-link-counter-detection.md of NVIDIA's NVSentinel, of which hw_counters are left out here: those grow
+docs/designs/046-link-counter-detection.md of NVSentinel, of which hw_counters are left out here: those grow
 where the program at the other end ends or the network is full.
 """
 
@@ -33,7 +33,7 @@ for adapter in sys/class/infiniband/*; do
     done
 done
 fact 'infiniband adapters' "$adapters"
-lines "$@" sys/module/nvidia/initstate sys/module/nvidia_peermem/initstate sys/module/nv_peer_mem/initstate
+lines "$@"
 # InfiniBand controllers with or without a driver.
 fact 'infiniband controllers' "$(grep -l -s '^0x0207' sys/bus/pci/devices/*/class | grep -c .)"
 """
@@ -69,8 +69,6 @@ def readings(dump: HostDump) -> Iterator[Reading]:
     for port in ports:
         yield from _of_port(dump, port)
     yield from _active_ports(dump, ports)
-    if names and _text(dump, "sys/module/nvidia/initstate"):
-        yield _peer_memory(dump)
 
 
 def _text(dump: HostDump, path: str) -> str:
@@ -149,16 +147,6 @@ def _active_ports(dump: HostDump, ports: list[Port]) -> Iterator[Reading]:
         return
     active = sum(_state(dump, port) == _ACTIVE for port in ports)
     yield Reading(name="active ports", value=f"{active} of {len(ports)}", source=f"/{ADAPTERS}/*/ports/*/state")
-
-
-def _peer_memory(dump: HostDump) -> Reading:
-    """Return the module by which an adapter reads a GPU's memory. Without one, dma-buf may do the same.
-
-    Source: NVIDIA's GPUDirect RDMA documentation, "Using DMA-BUF for GPUDirect RDMA".
-    """
-    modules = ("nvidia_peermem", "nv_peer_mem")
-    loaded = [name for name in modules if _text(dump, f"sys/module/{name}/initstate")]
-    return Reading(name="peer memory module", value=" ".join(loaded) or "none", source="lsmod", kind="fact")
 
 
 # --- checks ----------------------------------------------------------------------------------------------------

@@ -152,9 +152,9 @@ def _speed(text: str) -> float:
 def _of_link(device: Device, link: Link) -> Iterator[Reading]:
     """Yield the readings of a link.
 
-    Display controllers save power by a lower speed, and by fewer lanes: NVIDIA ("may be reduced when the GPU is not in
-    use", nvidia-smi --help-query-gpu) and AMD (pp_dpm_pcie in Documentation/gpu/amdgpu/thermal.rst). A laptop's also
-    has fewer lanes than its port. Thus their width is compared only with that of others, their speed with none.
+    Display controllers save power by a lower speed, and by fewer lanes: pp_dpm_pcie of the
+    kernel's documentation, and what vendors' tools say of a card that is not in use. A laptop's also has fewer lanes
+    than its port. Thus their width is compared only with that of others, their speed with none.
     """
     yield _reading(device, "PCIe width", link.width, "current_link_width")
     yield _reading(device, "PCIe max width", link.max_width, "max_link_width", kind="fact")
@@ -274,7 +274,7 @@ SUBJECT = Subject(
         Check(name="pcie-fatal", reading="fatal PCIe errors", judge=grew, steps=_ERROR_STEPS),
         Check(name="pcie-nonfatal", reading="nonfatal PCIe errors", judge=grew, steps=_ERROR_STEPS),
         # They are repaired by sending again. Source for the order of magnitude: 8 replays a minute are "the maximum
-        # recommended" (dcgm_gpu_hardware_limits.h of NVIDIA's DCGM), which makes 1000 in two hours.
+        # recommended" (dcgm_gpu_hardware_limits.h of DCGM), which makes 1000 in two hours.
         Check(
             name="pcie-correctable",
             reading="correctable PCIe errors",

@@ -373,8 +373,10 @@ def test_a_made_up_accelerator_is_examined_by_doctor(zeta: Path, tmp_path: Path)
 
 PACKAGE = Path(accelerators.__file__).parents[1]
 LIBRARIES = ("nvml", "hl-smi", "amdgpu", "rocm")
-OTHERS_PRODUCTS = re.compile(r"Intel MPI|optimum.habana|CUDA_CACHE_PATH|\.cache/cuda", re.IGNORECASE)
-"""Products of others with a vendor's word: a launcher, a repository, and a directory that torch uses everywhere."""
+OTHERS_PRODUCTS = re.compile(
+    r"Intel (?:MPI|SDM)|intel_pstate|optimum.habana|CUDA_CACHE_PATH|\.cache/cuda", re.IGNORECASE
+)
+"""Others' products with a vendor's word: a launcher, processors, a repository, and a directory of torch's."""
 VENDORS_PLACES = ("accelerators/", "workloads/external.py")
 """Places for vendors' names; the last one runs the scripts of optimum-habana."""
 

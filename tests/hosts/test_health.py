@@ -165,7 +165,7 @@ def test_what_changes_during_a_run_is_in_its_record_and_its_message(lab: RackLab
     script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
     host = lab.hosts[2]
     with lab.start("run", "--script", str(script), "--timeout", "20s") as running:
-        wait_until(lambda: "begun" in running.out, 60, "the run prints")
+        wait_until(lambda: "begun" in running.err, 60, "the run prints")
         cures = [FAULTS[name][0](host) for name in ("link-flap", "xid-79", "clock")]
         running.answer(120)
     for cure in cures:

@@ -37,7 +37,7 @@ for vendor in $cards; do
     link "$card/driver" "$card/physfn"
     set -- "$@" "$vendor" "$card/class" "$card/device"
 done
-lines "$@" sys/class/power_supply/*/type
+lines "$@" sys/class/power_supply/*/type sys/module/nvidia_peermem/initstate sys/module/nv_peer_mem/initstate
 text {GPUS}/*/information etc/nvidia-container-runtime/config.toml
 fact 'nvidia files' "$(echo dev/nvidia[0-9]*)"
 fact 'pid namespace' "$(readlink proc/self/ns/pid)"
@@ -87,6 +87,7 @@ def readings(dump: HostDump) -> Iterator[Reading]:
     report = report_of(text) if is_report(text) else Report()
     gpus = tuple(_gpus(dump, report, lost))
     yield from _versions(report)
+    yield from _peer_memory(dump)
     yield from _devices(gpus)
     yield from _listed(dump, gpus)
     for gpu in gpus:
@@ -104,6 +105,18 @@ def _toolkit(dump: HostDump) -> Iterator[Reading]:
     mode = re.search(r'^\s*mode\s*=\s*"([\w-]+)"', read(path), re.MULTILINE)
     if mode:
         yield Reading(name="toolkit mode", value=mode[1], source=str(path), kind="fact")
+
+
+def _peer_memory(dump: HostDump) -> Iterator[Reading]:
+    """Yield the module by which an RDMA adapter reads a GPU's memory. Without one, dma-buf may do the same.
+
+    Source: GPUDirect RDMA documentation, "Using DMA-BUF for GPUDirect RDMA".
+    """
+    if not dump.facts.get("infiniband adapters"):
+        return
+    modules = ("nvidia_peermem", "nv_peer_mem")
+    loaded = [name for name in modules if read(dump.root / f"sys/module/{name}/initstate").strip()]
+    yield Reading(name="peer memory module", value=" ".join(loaded) or "none", source="lsmod", kind="fact")
 
 
 def _silent(dump: HostDump, text: str) -> Iterator[Reading]:

@@ -58,7 +58,6 @@ def test_adapters_and_ports_are_readings(tmp_path: Path) -> None:
         ("mlx5_0", "board"): "MT_0000000838",
         ("mlx5_0", "adapter type"): "MT4129",
         ("mlx5_0", "IOMMU"): "identity",
-        ("", "peer memory module"): "none",
     }
     states = {(reading.item, reading.name): reading.text() for reading in readings if reading.kind == "state"}
     assert states == {
@@ -69,13 +68,6 @@ def test_adapters_and_ports_are_readings(tmp_path: Path) -> None:
     }
     assert {reading.name for reading in readings if reading.kind == "counter"} == set(infiniband.COUNTERS)
     assert {reading.kin for reading in readings if reading.name == "rate"} == {"MT4129 MT_0000000838"}
-
-
-@pytest.mark.parametrize("module", ["nvidia_peermem", "nv_peer_mem"])
-def test_the_module_for_a_gpus_memory_is_named(tmp_path: Path, module: str) -> None:
-    modules = {"sys/module/nvidia/initstate": "live", f"sys/module/{module}/initstate": "live"}
-    readings = infiniband.readings(dump_of(tmp_path, adapter("mlx5_0", {}), modules))
-    assert [reading.value for reading in readings if reading.name == "peer memory module"] == [module]
 
 
 def test_a_machine_without_infiniband_has_no_readings(tmp_path: Path) -> None:
