@@ -33,6 +33,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     """Card, port, interface or folder, such as ``GPU 2`` or ``eth0``; empty for the node itself."""
     unit: str = ""
     kind: Literal["fact", "state", "counter"] = "state"
+    slow: bool = False
+    """Whether only `labctl health` and `doctor` take it: its absence from another look says nothing."""
     kin: str = ""
     """Name that is common to items of the same hardware, such as the model of a card: these are compared with each
     other, on one node and on several. Without it an item is compared with that of the same name on other nodes."""
@@ -45,8 +47,15 @@ class Reading(Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """Render the value with its unit: ``8``, ``81.5 °C``."""
-        value = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        value = "" if self.value is None else shown(self.value)
         return f"{value} {self.unit}".rstrip()
+
+
+def shown(value: Value) -> str:
+    """Render a value; a large number with all its digits before the point."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1e6 else f"{value:g}"
+    return str(value)
 
 
 class KernelLine(NamedTuple):
@@ -128,6 +137,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     boot: str = ""
     """Id of the node's start; empty if unknown."""
     uptime: float = 0.0
+    root: bool = False
+    """Whether labctl is root there."""
     readings: tuple[Reading, ...] = ()
     lines: tuple[KernelLine, ...] = ()
     """Lines of the kernel that a check asks for, since the start of the node."""
@@ -174,5 +185,5 @@ class Condition(Struct, frozen=True, kw_only=True):
     steps: tuple[str, ...] = ()
 
     def sentence(self) -> str:
-        """Render as ``GPU 2: PCIe width 8, 16 on the 7 others``."""
+        """Render as ``GPU 2: PCIe width 8, 16 on 7 others``."""
         return f"{self.item}: {self.text}" if self.item else self.text

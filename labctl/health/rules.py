@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from labctl.health.model import Answer, Evidence, Judge, Level, Reading, Value
+from labctl.health.model import Answer, Evidence, Judge, Level, Reading, Value, shown
 from labctl.system import human
 
 
@@ -23,7 +23,7 @@ def _over(reading: Reading, evidence: Evidence, level: Level) -> Answer | None:
     """Judge a number above its limit with this level."""
     if not isinstance(reading.value, (int, float)) or evidence.limit is None or reading.value <= evidence.limit:
         return None
-    bound = f", the limit is {evidence.limit:g}" if evidence.limit else ""
+    bound = f", the limit is {shown(evidence.limit)}" if evidence.limit else ""
     return Answer(level, f"{reading.name} {reading.text()}{bound}")
 
 
@@ -31,7 +31,7 @@ def below(reading: Reading, evidence: Evidence) -> Answer | None:
     """Judge a number below its limit as bad."""
     if not isinstance(reading.value, (int, float)) or evidence.limit is None or reading.value >= evidence.limit:
         return None
-    return Answer("bad", f"{reading.name} {reading.text()}, at least {evidence.limit:g} is needed")
+    return Answer("bad", f"{reading.name} {reading.text()}, at least {shown(evidence.limit)} is needed")
 
 
 def grew(reading: Reading, evidence: Evidence) -> Answer | None:
@@ -49,7 +49,7 @@ def _growth(reading: Reading, evidence: Evidence, level: Level) -> Answer | None
     growth = grown(reading.value, evidence.before) if evidence.same_boot else 0
     if growth <= (evidence.limit or 0):
         return None
-    return Answer(level, f"{reading.name} +{growth:g}")
+    return Answer(level, f"{reading.name} +{shown(growth)}")
 
 
 def grown(value: Value | None, before: Value | None) -> float:
@@ -73,14 +73,18 @@ def one_of(good: Collection[str], level: Level = "bad") -> Judge:
 
 
 def less_than_neighbours(reading: Reading, evidence: Evidence) -> Answer | None:
-    """Judge a number that is lower than that of most neighbours as bad, than that of a single one as a remark."""
+    """Judge a number that is lower than that of most neighbours as bad if these outnumber all others, else a remark.
+
+    One against one, or two against two, nobody knows which is right.
+    """
     usual = usual_value(evidence.neighbours)
     if usual is None or not isinstance(reading.value, (int, float)) or not isinstance(usual, (int, float)):
         return None
     if reading.value >= usual:
         return None
     same = [place for place, value in evidence.neighbours if value == usual]
-    return Answer("bad" if len(same) > 1 else "remark", f"{reading.name} {reading.text()}, {_where(usual, same)}")
+    is_majority = len(same) * 2 > len(evidence.neighbours) + 1
+    return Answer("bad" if is_majority else "remark", f"{reading.name} {reading.text()}, {_where(usual, same)}")
 
 
 def unlike_neighbours(reading: Reading, evidence: Evidence) -> Answer | None:
@@ -99,6 +103,5 @@ def usual_value(neighbours: Collection[tuple[str, Value]]) -> Value | None:
 
 
 def _where(value: Value, places: Collection[str]) -> str:
-    """Render as ``16 on worker-1`` or ``16 on the 7 others``."""
-    shown = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{shown} on {next(iter(places))}" if len(places) == 1 else f"{shown} on {human.count(len(places), 'other')}"
+    """Render as ``16 on worker-1`` or ``16 on 7 others``."""
+    return f"{shown(value)} on {next(iter(places)) if len(places) == 1 else human.count(len(places), 'other')}"
