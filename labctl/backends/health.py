@@ -14,8 +14,8 @@ from msgspec import Struct
 from labctl import accelerators
 from labctl.errors import Failures, HostError
 from labctl.health import catalogue, examine, script
-from labctl.health.model import Condition, Level, Reading, Rules, Snapshot, Subject
-from labctl.model import Lab
+from labctl.health.model import Condition, Level, Rules, Snapshot, Subject
+from labctl.model import Device, Lab
 from labctl.system import files, hostdump, human
 from labctl.system.decode import decode
 from labctl.system.parallel import run_with_deadlines
@@ -26,12 +26,10 @@ FOLDER = ".lab/health"
 LOCK = "lab.lock"
 FINGERPRINT = "hardware"
 """Key of a host's fingerprint among its facts in a lock file."""
-OLD = 86_400
-"""Seconds after which a good verdict's age is worth a word."""
-
-
 SECONDS = 8.0
-"""Time limit of a host: the script takes below a second, vendors' tools a few."""
+"""Time limit of a host's quick look, which takes below a second."""
+FULL_SECONDS = 60.0
+"""Time limit of a full look: vendors' tools may take 20 seconds each."""
 
 RunOnHosts = Callable[[str, tuple[str, ...], float, Collection[str]], tuple[Mapping[str, CompletedProcess], Failures]]
 """Runs a script with arguments, for some seconds at most, on the hosts of these names, as ``Backend.on_hosts``."""
@@ -80,11 +78,20 @@ def known_checks() -> frozenset[str]:
 
 
 def look(
-    on_hosts: RunOnHosts, hosts: Sequence[str], subjects: Sequence[Subject], rules: Rules, *, full: bool
+    on_hosts: RunOnHosts,
+    hosts: Sequence[str],
+    subjects: Sequence[Subject],
+    rules: Rules,
+    *,
+    full: bool,
+    limit: float | None = None,
 ) -> tuple[dict[str, Snapshot], dict[str, HostError]]:
-    """Read hosts; return snapshots by host, and an error for each that does not answer in time."""
-    own = sum(check.seconds for check in rules.own)
-    seconds = SECONDS + own
+    """Read hosts; return snapshots by host, and an error for each that does not answer in time.
+
+    ``limit``: seconds of a host besides those of the site's own checks; None: FULL_SECONDS or SECONDS.
+    """
+    usual = FULL_SECONDS if full else SECONDS
+    seconds = (usual if limit is None else limit) + sum(check.seconds for check in rules.own)
     text = script.script(subjects, rules, full=full)
 
     def read(host: str) -> Snapshot:
@@ -94,8 +101,10 @@ def look(
         received = time.time()
         if host not in done:
             raise failed.get(host, HostError(f"{host} was not read", hint="labctl doctor", node=host))
-        dump = hostdump.read(done[host].out, host)
-        return script.snapshot(dump, subjects, rules, sent=sent, received=received)
+        output = done[host].out
+        quick = hostdump.read(script.quick_part(output), host) if full else None
+        dump = hostdump.read(output, host)
+        return script.snapshot(dump, subjects, rules, sent=sent, received=received, quick=quick)
 
     def attempt(host: str) -> Snapshot | HostError:
         """Return a host's snapshot, or why there is none."""
@@ -122,15 +131,19 @@ def judge(
     *,
     since: float | None = None,
 ) -> tuple[HostHealth, ...]:
-    """Judge the hosts that were read, each beside the others, and name those that were not; nothing is written."""
+    """Judge the hosts that were read, each beside the others, and name those that were not; nothing is written.
+
+    Each is compared with its last good readings; with ``since``, with those of the last ``since`` seconds, if any.
+    """
     subjects, frozen = subjects_of(lab.accelerator), locked(lab.directory)
     verdicts = []
     for host, now in snapshots.items():
         kept = read(lab.directory, host)
         good = kept.good if kept else None
+        before = _before(kept, now, since)
         past = examine.Past(
-            snapshot=good,
-            since=examine.since_of(now, good, since),
+            snapshot=before,
+            since=examine.since_of(now, before, since),
             frozen=frozen.get(host, {}),
             lock=LOCK,
         )
@@ -152,6 +165,14 @@ def judge(
     return (*verdicts, *unread)
 
 
+def _before(kept: Kept | None, now: Snapshot, since: float | None) -> Snapshot | None:
+    """Return the readings to compare with: the last good ones, or the first kept ones of the last ``since`` seconds."""
+    if kept is None or since is None:
+        return kept.good if kept else None
+    recent = (each for each in (kept.good, kept.last) if each and each.time >= now.time - since)
+    return next(recent, None)
+
+
 def named(now: Snapshot, conditions: Iterable[Condition]) -> tuple[Condition, ...]:
     """Return the conditions with the name of a device beside its PCI address: ``GPU 2 (0000:3b:00.0)``."""
     devices = {reading.value: reading.item for reading in now.readings if reading.name == "PCI address"}
@@ -169,16 +190,21 @@ def nodes_on(lab: Lab, host: str) -> tuple[str, ...]:
 def nodes_of(lab: Lab, verdict: HostHealth, condition: Condition) -> tuple[str, ...]:
     """Return the nodes that a condition concerns: the one that has the device, else all of the host."""
     for node in lab.nodes:
-        if node.host != verdict.host:
-            continue
-        for device in node.devices.devices:
-            names = {f"({device.pci})", device.pci, device.path.rpartition("/")[2], device.id} - {"()", ""}
-            if condition.subject not in _HOST_WIDE and names & set(condition.item.split()):
-                return (node.name,)
+        if node.host == verdict.host and any(_concerns(condition, device) for device in node.devices.devices):
+            return (node.name,)
     return verdict.nodes
 
 
-_HOST_WIDE = frozenset(subject.name for subject in catalogue.HOST if subject.name != "PCIe")
+def _concerns(condition: Condition, device: Device) -> bool:
+    """Tell if a condition is about a device: its item has the PCI address, or is such as ``GPU 2`` or ``GPU 2 port 3``.
+
+    Items of other hardware have numbers too.
+    """
+    words = condition.item.split()
+    if device.pci and {device.pci, f"({device.pci})"} & set(words):
+        return True
+    is_host_wide = condition.subject in {subject.name for subject in catalogue.HOST}
+    return not is_host_wide and words[1:2] in ([device.id], [device.path.rpartition("/")[2]])
 
 
 # --- what is kept --------------------------------------------------------------------------------------------
@@ -211,7 +237,7 @@ def _completed(now: Snapshot, before: Snapshot | None) -> Snapshot:
     if before is None:
         return now
     taken = now.by_key()
-    rest = (reading for reading in before.readings if reading.key not in taken and reading.kind != "fact")
+    rest = (reading for reading in before.readings if reading.slow and reading.key not in taken)
     return msgspec.structs.replace(now, readings=(*now.readings, *rest))
 
 
@@ -236,18 +262,11 @@ def age(kept: Kept, now: float) -> str:
         return f"{kept.level} {human.duration(max(0.0, now - kept.last.time))} ago, never good"
     moved = ", ".join(_moved(kept.good, kept.last))
     since = f", {moved} changed since" if moved else ""
-    bad = ", bad since" if kept.level == "bad" else ""
-    return f"last good {human.duration(max(0.0, now - kept.good.time))} ago{bad}{since}"
+    level = f", {kept.level} since" if kept.level in ("bad", "unknown") else ""
+    return f"last good {human.duration(max(0.0, now - kept.good.time))} ago{level}{since}"
 
 
 def _moved(good: Snapshot, last: Snapshot) -> Iterator[str]:
-    """Yield the names of the facts that differ."""
-    facts = {reading.key: reading.value for reading in good.readings if reading.kind == "fact"}
-    for reading in _facts(last.readings):
-        if reading.key in facts and facts[reading.key] != reading.value:
-            yield f"{reading.item} {reading.name}".strip()
-
-
-def _facts(readings: Sequence[Reading]) -> Iterator[Reading]:
-    """Yield the facts among readings."""
-    return (reading for reading in readings if reading.kind == "fact")
+    """Return the names of the facts that differ."""
+    before = examine.fingerprint(good)
+    return (name for name, value in examine.fingerprint(last).items() if before.get(name, value) != value)

@@ -28,6 +28,8 @@ PROCESSOR = "processor"
 """Reading that nodes of the same hardware have in common."""
 KERNEL_SOURCE = "dmesg"
 OWN_LEVELS: Mapping[int, Level] = {0: "ok", 1: "remark", 2: "bad"}
+TIMED_OUT = 124
+"""Exit code of timeout(1) for a command that did not end."""
 
 
 class Past(Struct, frozen=True, kw_only=True):
@@ -39,13 +41,21 @@ class Past(Struct, frozen=True, kw_only=True):
     """The node's fingerprint in a lock file."""
     lock: str = ""
     """Name of the lock file."""
+    tells_age: bool = True
+    """Whether a kernel line's age is told: a run's record is read later."""
 
 
 def since_of(now: Snapshot, before: Snapshot | None, seconds: float | None = None) -> float:
-    """Return the uptime from which kernel lines count: the last ``seconds``, else since ``before``, else the start."""
+    """Return the time of the kernel from which its lines count: the last ``seconds``, else after ``before``'s, or 0.
+
+    The kernel's clock of lines is not that of its uptime: it is never adjusted, and stops while a machine sleeps. So
+    the last line that was there before tells, and the uptime only if lines could not be read then.
+    """
     if seconds is not None:
         return now.uptime - seconds
-    return before.uptime if before and before.boot == now.boot else 0.0
+    if before is None or before.boot != now.boot:
+        return 0.0
+    return before.uptime if before.lines_why else max((line.seconds for line in before.lines), default=0.0)
 
 
 def examine(
@@ -61,9 +71,11 @@ def examine(
         for line_check in subject.lines:
             if line_check.name not in rules.off:
                 conditions += _of_lines(subject, line_check, now, rules, past)
-    conditions += _unreadable(now, subjects)
+    unreadable = tuple(_unreadable(now, subjects))
+    conditions += unreadable
     if "changed" not in rules.off:
-        conditions += changed(now, past)
+        # Items of a subject that cannot be read are not gone.
+        conditions += changed(now, past, has_all=not unreadable)
     conditions += own(now, rules)
     return tuple(conditions)
 
@@ -100,14 +112,14 @@ def _of_check(
             same_boot=bool(past.snapshot and past.snapshot.boot == now.boot),
         )
         answer = check.judge(reading, evidence) or Answer("ok", "")
-        yield _condition(subject, check.name, reading, answer, check.steps)
+        steps = _filled(check.steps, reading.item, now) if answer.level in ("bad", "remark") else ()
+        yield _condition(subject, check.name, reading, answer, steps)
 
 
 def _condition(
     subject: Subject, check: str, reading: Reading, answer: Answer, steps: tuple[str, ...] = ()
 ) -> Condition:
-    """Build the condition of a reading; its steps are kept if something is wrong."""
-    wrong = answer.level in ("bad", "remark")
+    """Build the condition of a reading."""
     return Condition(
         check=check,
         subject=subject.name,
@@ -116,14 +128,14 @@ def _condition(
         text=answer.text,
         value="" if reading.value is None else reading.text(),
         source=reading.source,
-        steps=_filled(steps, reading.item) if wrong else (),
+        steps=steps,
     )
 
 
-def _filled(steps: Iterable[str], item: str) -> tuple[str, ...]:
-    """Return steps with the item's name and id; ``{sudo}`` stays for who knows the user."""
-    names = {"{item}": item, "{id}": item.rpartition(" ")[2]}
-    return tuple(re.sub(r"\{(item|id)\}", lambda match: names[match[0]], step) for step in steps)
+def _filled(steps: Iterable[str], item: str, now: Snapshot) -> tuple[str, ...]:
+    """Return steps with the item's name and id, and with sudo unless labctl is root on the node."""
+    names = {"{item}": item, "{id}": item.rpartition(" ")[2], "{sudo}": "" if now.root else "sudo "}
+    return tuple(re.sub(r"\{(item|id|sudo)\}", lambda match: names[match[0]], step) for step in steps)
 
 
 def _neighbours(reading: Reading, now: Snapshot, alike: Mapping[str, Snapshot]) -> Iterator[tuple[str, Value]]:
@@ -165,14 +177,15 @@ def _of_lines(subject: Subject, check: LineCheck, now: Snapshot, rules: Rules, p
             answers.setdefault(answer, []).append(line)
     for answer, lines in answers.items():
         times = f" ({len(lines)} times)" if len(lines) > 1 else ""
+        ago = f", {human.duration(max(0.0, now.uptime - lines[-1].seconds))} ago" if past.tells_age else ""
         yield Condition(
             check=check.name,
             subject=subject.name,
             level=answer.level,
-            text=f"{answer.text}{times}, {human.duration(max(0.0, now.uptime - lines[-1].seconds))} ago",
+            text=f"{answer.text}{times}{ago}",
             value=lines[-1].text,
             source=KERNEL_SOURCE,
-            steps=check.steps,
+            steps=_filled(check.steps, "", now),
         )
     if not answers:
         yield Condition(check=check.name, subject=subject.name, level="ok", source=KERNEL_SOURCE)
@@ -187,12 +200,12 @@ def fingerprint(snapshot: Snapshot) -> dict[str, str]:
     return {" ".join(filter(None, reading.key)): reading.text() for reading in facts}
 
 
-def changed(now: Snapshot, past: Past) -> Iterator[Condition]:
-    """Yield what moved since the earlier readings, and what differs from the lock file."""
-    if past.snapshot:
+def changed(now: Snapshot, past: Past, *, has_all: bool = True) -> Iterator[Condition]:
+    """Yield what is gone since the earlier readings if ``has_all``, what moved, and what differs from the lock file."""
+    if past.snapshot and has_all:
         yield from _gone(now, past.snapshot)
-        before = fingerprint(past.snapshot)
-        yield from _moved(now, before, "before")
+    if past.snapshot:
+        yield from _moved(now, fingerprint(past.snapshot), "before")
     if past.frozen:
         yield from _moved(now, past.frozen, f"in {past.lock}")
 
@@ -200,10 +213,11 @@ def changed(now: Snapshot, past: Past) -> Iterator[Condition]:
 def _gone(now: Snapshot, before: Snapshot) -> Iterator[Condition]:
     """Yield the items with facts that are gone: hardware that has neighbours is bad, other items are a remark."""
     items = {reading.item for reading in now.readings}
-    for item in dict.fromkeys(reading.item for reading in before.readings if reading.kind == "fact"):
+    known = [reading for reading in before.readings if reading.kind == "fact" and not reading.slow]
+    for item in dict.fromkeys(reading.item for reading in known):
         if item in items:
             continue
-        facts = [reading for reading in before.readings if reading.item == item and reading.kind == "fact"]
+        facts = [reading for reading in known if reading.item == item]
         shown = ", ".join(f"{reading.name} {reading.text()}" for reading in facts[:3] if reading.value is not None)
         level: Level = "bad" if any(reading.kin for reading in facts) else "remark"
         yield Condition(check="changed", subject="Changes", level=level, item=item, text=f"is gone; it had {shown}")
@@ -232,6 +246,8 @@ def own(now: Snapshot, rules: Rules) -> Iterator[Condition]:
         reading = readings[f"own {check.name}"]
         code, _, text = str(reading.value or "").partition(" ")
         level = OWN_LEVELS.get(int(code), "unknown") if code.isdecimal() else "unknown"
+        if code == str(TIMED_OUT):
+            text = f"did not end within {check.seconds:g} s"
         shown = "" if level == "ok" else text or reading.why or f"exit code {code}"
         yield Condition(check=check.name, subject="Own", level=level, text=shown, value=text, source=reading.source)
 

@@ -6,16 +6,22 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from labctl.health.model import KernelLine, Reading, Rules, Snapshot, Subject
 from labctl.system import hostdump
 from labctl.system.hostdump import HostDump
 
+HEAD = "# health of this host\n"
+"""First line, by which errors name the script."""
 BEGIN = """\
-# health of this host
 begin
+fact uid "$(id -u)"
 fact 'clock before' "$(date +%s.%N)"
 lines proc/sys/kernel/random/boot_id proc/uptime
 """
+SLOW = "fact slow"
+"""Entry after which all is left out of a quick look."""
 KERNEL = """\
 log=$(dmesg 2> /dev/null) || {
     log=$(journalctl --quiet --dmesg --boot --output=short-monotonic --no-pager 2> /dev/null)
@@ -34,18 +40,18 @@ own() {
     printf '%s %s\n' "$code" "$output" | head -n 1 | body
 }
 """
-TIMED_OUT = 124
-"""Exit code of timeout(1) for a command that did not end."""
 _LINE = re.compile(r"^(?:<\d+>)?\[ *(\d+\.\d+)\] ?(.*)$")
-_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, OSError)
+_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, OSError, RuntimeError)
+"""Errors of a parser on garbage; a RuntimeError is a StopIteration in a generator, or too deep a recursion."""
 
 
 def script(subjects: Iterable[Subject], rules: Rules, *, full: bool) -> str:
     """Return the script that prints a host's readings; ``full`` also those that take longer."""
     subjects = tuple(subjects)
-    parts = [hostdump.ENTRIES, BEGIN]
-    for subject in subjects:
-        parts += [f"({text}\n)\n" for text in (subject.script, subject.slow if full else "") if text]
+    parts = [HEAD, hostdump.ENTRIES, BEGIN, *(f"({subject.script}\n)\n" for subject in subjects if subject.script)]
+    if full:
+        slow = (f"({subject.slow}\n)\n" for subject in subjects if subject.slow)
+        parts += [f"printf '{SLOW}\\n'\n", *slow]
     patterns = "|".join(f"({check.pattern})" for subject in subjects for check in subject.lines)
     parts += [f"pattern={shlex.quote(patterns)}\n", KERNEL] if patterns else []
     parts += [OWN] if rules.own else []
@@ -53,17 +59,39 @@ def script(subjects: Iterable[Subject], rules: Rules, *, full: bool) -> str:
     return "".join((*parts, "finish\n"))
 
 
-def snapshot(dump: HostDump, subjects: Iterable[Subject], rules: Rules, *, sent: float, received: float) -> Snapshot:
-    """Build a snapshot from the script's output, which was asked for and had arrived at these times of labctl."""
+def quick_part(output: str) -> str:
+    """Return what a quick look would have printed of subjects, of the output of a full one."""
+    part, mark, _ = output.partition(f"\n{SLOW}\n")
+    return f"{part}\nend\n" if mark else output
+
+
+def snapshot(
+    dump: HostDump,
+    subjects: Iterable[Subject],
+    rules: Rules,
+    *,
+    sent: float,
+    received: float,
+    quick: HostDump | None = None,
+) -> Snapshot:
+    """Build a snapshot from the script's output, which was asked for and had arrived at these times of labctl.
+
+    ``quick``: the quick part of a full look's output, which tells the other readings.
+    """
+    subjects = tuple(subjects)
     uptime = dump.files.get("proc/uptime", "").partition(" ")[0]
     readings = [reading for subject in subjects for reading in _of_subject(subject, dump)]
+    if quick:
+        taken = {reading.key for subject in subjects for reading in _of_subject(subject, quick)}
+        readings = [replace(reading, slow=reading.key not in taken) for reading in readings]
     return Snapshot(
         time=received,
         boot=dump.files.get("proc/sys/kernel/random/boot_id", "").strip(),
         uptime=float(uptime) if re.fullmatch(r"\d+(\.\d+)?", uptime) else 0.0,
+        root=dump.facts.get("uid") == "0",
         readings=(*readings, clock_offset(dump, sent, received), *_own(dump, rules)),
         lines=tuple(kernel_lines(dump.facts.get("kernel", ""))),
-        lines_why=dump.facts.get("kernel error", ""),
+        lines_why=(dump.facts["kernel error"] or "dmesg prints nothing") if "kernel error" in dump.facts else "",
     )
 
 
@@ -85,7 +113,7 @@ def clock_offset(dump: HostDump, sent: float, received: float) -> Reading:
     try:
         before, after = float(dump.facts["clock before"]), float(dump.facts["clock"])
     except (ValueError, KeyError):
-        return Reading(name="clock offset", value=None, source=source, why="date(1) prints no seconds")
+        return Reading(name="clock offset", value=None, source=source, why="date(1) prints no fraction of a second")
     offset = max(0.0, after - received) or min(0.0, before - sent)
     return Reading(name="clock offset", value=round(offset, 3), unit="s", source=source)
 
