@@ -1,0 +1,297 @@
+"""Examination of made-up nodes: comparison with neighbours, earlier readings, lock file and the site's rules."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from labctl.health import examine, rules
+from labctl.health.examine import Past
+from labctl.health.model import (
+    Answer,
+    Check,
+    Condition,
+    KernelLine,
+    Level,
+    LineCheck,
+    OwnCheck,
+    Reading,
+    Rules,
+    Snapshot,
+    Subject,
+)
+
+
+def judge_xid(match: re.Match[str]) -> Answer | None:
+    """Judge Xid 79 as bad, 31 as a remark, others as nothing."""
+    level: Level | None = {"79": "bad", "31": "remark"}.get(match[1])  # type: ignore[assignment]
+    return Answer(level, f"Xid {match[1]}") if level else None
+
+
+XID = LineCheck(name="xid", pattern="Xid ([0-9]+)", judge=judge_xid, steps=("{sudo}reboot",))
+CARDS = Subject(
+    name="Cards",
+    checks=(
+        Check(
+            name="width",
+            reading="PCIe width",
+            judge=rules.less_than_neighbours,
+            steps=("end the run that uses {item}", "{sudo}reset --id={id} --form='{json}'"),
+        ),
+        Check(name="heat", reading="temperature", judge=rules.above, limit=90),
+        Check(name="errors", reading="errors", judge=rules.grew),
+    ),
+    lines=(XID,),
+)
+
+
+def card(number: int, width: int | None = 16, **fields: Any) -> Reading:
+    """Build the PCIe width of a card; further fields replace those of the reading."""
+    base = Reading(name="PCIe width", value=width, item=f"GPU {number}", kin="H100", source="lspci", kind="fact")
+    return replace(base, **fields)
+
+
+def node(*readings: Reading, **fields: Any) -> Snapshot:
+    """Build a snapshot of a node that started 1000 s ago."""
+    return Snapshot(**{"time": 5000.0, "boot": "b1", "uptime": 1000.0, "readings": readings, **fields})
+
+
+def examined(now: Snapshot, before: Snapshot | None = None, **given: Any) -> list[Condition]:
+    """Return the conditions of a node that are not ok, compared with earlier readings from which lines count."""
+    past = given.pop("past", Past(snapshot=before, since=examine.since_of(now, before)))
+    conditions = examine.examine(now, (CARDS,), given.pop("rules", Rules()), past, given.pop("others", {}))
+    return [condition for condition in conditions if condition.level != "ok"]
+
+
+def sentences(*args: Any, **given: Any) -> list[tuple[str, str]]:
+    """Return level and sentence of each condition that is not ok."""
+    return [(condition.level, condition.sentence()) for condition in examined(*args, **given)]
+
+
+# --- neighbours ----------------------------------------------------------------------------------------------
+
+
+def test_cards_of_a_node_are_compared_with_each_other() -> None:
+    """Examine four cards, one narrower: it alone is bad, by the others of the node."""
+    now = node(card(0), card(1), card(2, 8), card(3))
+    assert sentences(now) == [("bad", "GPU 2: PCIe width 8, 16 on 3 others")]
+
+
+def test_a_single_card_is_compared_with_that_of_another_node() -> None:
+    """Examine two nodes of one card each: a remark that names the other node and its card."""
+    assert sentences(node(card(0, 8)), others={"worker-1": node(card(0))}) == [
+        ("remark", "GPU 0: PCIe width 8, 16 on worker-1 GPU 0")
+    ]
+    assert sentences(node(card(0)), others={"worker-1": node(card(0, 8))}) == []
+
+
+def test_only_the_same_hardware_is_compared() -> None:
+    """Examine cards beside another model, and beside a node of another processor: no answer."""
+    epyc, xeon = (Reading(name="processor", value=name, source="", kind="fact") for name in ("EPYC", "Xeon"))
+    assert sentences(node(card(0, 8), card(1, kin="A2"), card(2, kin="A2"))) == []
+    others = {f"worker-{number}": node(card(0), xeon) for number in (1, 2)}
+    assert sentences(node(card(0, 8), epyc), others=others) == []
+    assert sentences(node(card(0, 8), xeon), others=others) == [("bad", "GPU 0: PCIe width 8, 16 on 2 others")]
+
+
+def test_without_kin_an_item_is_compared_with_that_of_the_same_name() -> None:
+    """Examine eth0 and eth1: each is compared with its own name on other nodes only, unknown values are left out."""
+    eth0, eth1 = card(0, 8, item="eth0", kin=""), card(0, 16, item="eth1", kin="")
+    good = replace(eth0, value=16)
+    assert sentences(node(eth0, eth1), others={"worker-1": node(eth1)}) == []
+    others = {"worker-1": node(good), "worker-2": node(good), "worker-3": node(replace(eth0, value=None))}
+    assert sentences(node(eth0, eth1), others=others) == [("bad", "eth0: PCIe width 8, 16 on 2 others")]
+
+
+# --- levels and steps ----------------------------------------------------------------------------------------
+
+
+def test_a_reading_without_a_value_is_unknown_and_tells_why() -> None:
+    """Examine a value that cannot be read: unknown, with the reason, without steps."""
+    (condition,) = examined(node(card(0, None, why="only root reads it")))
+    assert (condition.level, condition.text, condition.value, condition.steps) == (
+        "unknown", "only root reads it", "", ()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("root", "sudo"), [(False, "sudo "), (True, "")])
+def test_steps_name_the_item_and_become_root_if_needed(root: bool, sudo: str) -> None:
+    """Examine a bad card: its steps have item, id and sudo filled in, other braces stay; so have those of lines."""
+    now = node(card(0), card(1), card(2, 8), lines=(KernelLine(5, "Xid 79"),), root=root)
+    width, line = examined(now)
+    assert width.steps == ("end the run that uses GPU 2", f"{sudo}reset --id=2 --form='{{json}}'")
+    assert line.steps == (f"{sudo}reboot",)
+
+
+def test_unknown_is_never_ok() -> None:
+    """Take the worst level: unknown if no check could look, else the worst of those that could."""
+
+    def worst(*levels: Level) -> Level:
+        return examine.worst(Condition(check="x", subject="X", level=level) for level in levels)
+
+    assert worst() == worst("unknown") == worst("unknown", "unknown") == "unknown"
+    assert worst("ok", "unknown") == "ok"
+    assert worst("remark", "ok", "unknown") == "remark"
+    assert worst("bad", "remark") == worst("unknown", "bad") == "bad"
+
+
+def test_a_site_turns_checks_off_and_changes_limits() -> None:
+    """Examine with rules: a check, one of lines and one of changes are off, and another limit counts."""
+    hot = Reading(name="temperature", value=85, item="GPU 0", source="")
+    now, before = node(card(0, 8), hot, lines=(KernelLine(5, "Xid 79"),)), node(card(0))
+    assert [level for level, _ in sentences(now, node(card(0)))] == ["bad", "remark"]
+    off = Rules(off=frozenset({"xid", "changed"}), limits={"heat": 80})
+    assert sentences(now, before, rules=off) == [("bad", "GPU 0: temperature 85, the limit is 80")]
+
+
+# --- counters and kernel lines ---------------------------------------------------------------------------
+
+
+def errors(count: int) -> Reading:
+    """Build a counter of errors."""
+    return Reading(name="errors", value=count, item="eth0", kind="counter", source="")
+
+
+def test_a_counter_counts_from_the_earlier_readings_but_not_across_a_restart() -> None:
+    """Examine a counter: growth since before; nothing at first, nor after the node has restarted."""
+    assert sentences(node(errors(5)), node(errors(3))) == [("bad", "eth0: errors +2")]
+    assert sentences(node(errors(5))) == []
+    assert sentences(node(errors(5)), node(errors(3), boot="b0")) == []
+
+
+def lines(*seen: tuple[float, str]) -> tuple[KernelLine, ...]:
+    """Build kernel lines of these times and texts."""
+    return tuple(KernelLine(seconds, text) for seconds, text in seen)
+
+
+def test_lines_of_the_same_text_are_one_condition() -> None:
+    """Examine three lines of two numbers, and one that accuses nobody: two conditions, with times and age."""
+    now = node(lines=lines((10, "Xid 79"), (20, "Xid 31"), (990, "Xid 79"), (991, "Xid 1")))
+    assert sentences(now) == [("bad", "Xid 79 (2 times), 10 s ago"), ("remark", "Xid 31, 16 min 20 s ago")]
+    assert sentences(now, past=Past(tells_age=False)) == [("bad", "Xid 79 (2 times)"), ("remark", "Xid 31")]
+
+
+def test_a_line_counts_once() -> None:
+    """Examine a node again: lines that were there before do not count, new ones do, and after a restart all do."""
+    old, new = (100.0, "Xid 79"), (200.0, "Xid 31")
+    before, now = node(lines=lines(old)), node(lines=lines(old, new))
+    assert [text for _, text in sentences(now, before)] == ["Xid 31, 13 min 20 s ago"]
+    assert sentences(before, before) == []
+    assert len(sentences(now, replace(before, boot="b0"))) == 2
+
+
+def test_lines_count_whose_clock_is_behind_the_uptime() -> None:
+    """Examine a machine that slept, whose lines are older than its uptime of before tells: the new line counts."""
+    before = node(lines=lines((100, "Xid 31")), uptime=900.0)
+    assert examine.since_of(node(), before) == 100
+    assert sentences(node(lines=lines((100, "Xid 31"), (150, "Xid 79"))), before) == [
+        ("bad", "Xid 79, 14 min 10 s ago")
+    ]
+
+
+def test_the_time_from_which_lines_count() -> None:
+    """Take the last seconds if they are given, else the earlier look of the same boot, else the start."""
+    assert examine.since_of(node(), None) == 0
+    assert examine.since_of(node(), node(boot="b0", lines=lines((7, "Xid 31")))) == 0
+    assert examine.since_of(node(), node()) == 0
+    assert examine.since_of(node(), node(lines_why="not permitted", uptime=900.0)) == 900
+    assert examine.since_of(node(), node(lines=lines((7, "Xid 31"))), 60) == 940
+
+
+def test_harmless_lines_are_ignored() -> None:
+    """Examine with a pattern of the site: the line that it matches does not count."""
+    now = node(lines=lines((10, "Xid 79 on test"), (20, "Xid 31")))
+    assert sentences(now, rules=Rules(ignored=("on te.t$",))) == [("remark", "Xid 31, 16 min 20 s ago")]
+
+
+def test_lines_that_cannot_be_read_are_unknown() -> None:
+    """Examine without access to the kernel's log: unknown, with the reason."""
+    assert sentences(node(lines_why="not permitted")) == [("unknown", "not permitted")]
+
+
+# --- what moved ------------------------------------------------------------------------------------------
+
+
+def version(value: str | None, item: str = "", **fields: Any) -> Reading:
+    """Build the version of a driver or of an item's firmware."""
+    return Reading(**{"name": "driver", "value": value, "item": item, "kind": "fact", "source": "modinfo", **fields})
+
+
+def test_a_fact_that_moved_is_a_remark() -> None:
+    """Examine another version than before and than in the lock file: a remark for each."""
+    past = Past(snapshot=node(version("570")), frozen={"driver": "560"}, lock="lab.lock")
+    assert sentences(node(version("580")), past=past) == [
+        ("remark", "driver 580, 570 before"),
+        ("remark", "driver 580, 560 in lab.lock"),
+    ]
+
+
+def test_a_fact_is_found_in_the_lock_file_by_item_and_name() -> None:
+    """Examine cards with a lock file: only what differs is told, and nothing of what it does not have."""
+    frozen = examine.fingerprint(node(card(0), card(1), version("580")))
+    assert frozen == {"GPU 0 PCIe width": "16", "GPU 1 PCIe width": "16", "driver": "580"}
+    past = Past(frozen=frozen, lock="lab.lock")
+    now = node(card(0), card(1, 32), card(2), version("580"))
+    assert ("remark", "GPU 1: PCIe width 32, 16 in lab.lock") in sentences(now, past=past)
+    assert sentences(node(card(0), card(1), card(2), version(None)), past=past) == []
+
+
+def test_states_and_unknown_facts_do_not_move() -> None:
+    """Examine a state that changed, and a fact that cannot be read now: nothing moved."""
+    state = version("ACTIVE", kind="state")
+    assert sentences(node(replace(state, value="DOWN"), version(None, "x")), node(state, version("1", "x"))) == []
+
+
+def test_hardware_that_is_gone_is_bad_and_other_items_are_a_remark() -> None:
+    """Examine without a card and a disk that were there: both are told with what they had."""
+    before = node(card(0), card(1), version("v1", "/dev/sda"), version("v2", "/dev/sda", name="serial"))
+    assert sentences(node(card(0)), before) == [
+        ("bad", "GPU 1: is gone; it had PCIe width 16"),
+        ("remark", "/dev/sda: is gone; it had driver v1, serial v2"),
+    ]
+
+
+def test_an_item_whose_values_cannot_be_read_is_not_gone() -> None:
+    """Examine a card that is there but cannot be read: unknown, not gone."""
+    assert sentences(node(card(0, None, why="no answer")), node(card(0))) == [("unknown", "GPU 0: no answer")]
+
+
+def test_items_of_a_subject_that_cannot_be_parsed_are_not_gone() -> None:
+    """Examine a node with garbage in place of its cards: unknown, and no card is called gone."""
+    garbage = Reading(name="Cards", value=None, source="", why="its output cannot be read")
+    assert sentences(node(garbage), node(card(0), version("570"))) == [("unknown", "its output cannot be read")]
+
+
+def test_what_only_a_full_look_takes_is_not_gone_in_a_quick_one() -> None:
+    """Examine a quick look after a full one, which had an item of its own: nothing is gone."""
+    assert sentences(node(card(0)), node(card(0), version("F1", "fan", slow=True))) == []
+
+
+# --- own checks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("printed", "level", "text"),
+    [
+        ("0 OK - all mounted", "ok", ""),
+        ("1 slow: 12 ms", "remark", "slow: 12 ms"),
+        ("2 no mount", "bad", "no mount"),
+        ("3 no right", "unknown", "no right"),
+        ("2 ", "bad", "exit code 2"),
+        ("127 sh: not found", "unknown", "sh: not found"),
+        ("124 ", "unknown", "did not end within 2 s"),
+        ("", "unknown", "it printed nothing"),
+        ("garbage", "unknown", "exit code garbage"),
+        (None, "unknown", "it printed nothing"),
+    ],
+)
+def test_an_own_check_has_the_level_of_its_exit_code(printed: str | None, level: Level, text: str) -> None:
+    """Examine the answer of an own check: Nagios' codes 0 to 3, and unknown for all else."""
+    own = Rules(own=(OwnCheck(name="storage", command=("check", "it")),))
+    reading = Reading(name="own storage", value=printed, source="check it", why="" if printed else "it printed nothing")
+    conditions = examine.examine(node(reading), (), own, Past(), {})
+    assert [(each.check, each.level, each.text) for each in conditions] == [("storage", level, text)]
+    assert not examine.examine(node(reading), (), replace(own, off=frozenset({"storage"})), Past(), {})
