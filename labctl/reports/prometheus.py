@@ -17,8 +17,11 @@ NUMBERS: Mapping[Level, int] = {"ok": 0, "remark": 1, "bad": 2, "unknown": 3}
 
 
 def write(path: Path, lab: Path, verdicts: Sequence[HostHealth]) -> None:
-    """Write the metrics of hosts to a file, whole or not at all. HostError if that fails."""
-    kept = {verdict.host: read(lab, verdict.host) for verdict in verdicts}
+    """Write the metrics of hosts to a file, whole or not at all. HostError if that fails.
+
+    A host that was not read has its verdict only, not the readings of an earlier time.
+    """
+    kept = {verdict.host: read(lab, verdict.host) for verdict in verdicts if not verdict.error}
     snapshots = {host: readings.last for host, readings in kept.items() if readings}
     files.write(path, text(verdicts, snapshots), mode=0o644)
 
@@ -65,7 +68,7 @@ def _readings(snapshots: Mapping[str, Snapshot]) -> Iterator[str]:
                 yield _line("labctl_health_reading", reading.value, **labels)
 
 
-def _line(name: str, value: float, **labels: str) -> str:
+def _line(name: str, value: float, /, **labels: str) -> str:
     """Render a sample, its labels escaped."""
     pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
     return f"{name}{{{pairs}}} {value!r}"
