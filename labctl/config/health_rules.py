@@ -57,7 +57,7 @@ def _own_check(name: str, entry: Value) -> OwnCheck:
     """Return an own check: its command, and the seconds that it may take."""
     if not re.fullmatch(_CHECK, name):
         raise entry.error(f"`{name}` must be at most 63 of a-z, 0-9 and `-`")
-    fields: Schema = {"command": _command, "seconds": Value.number}
+    fields: Schema = {"command": _command, "seconds": _seconds}
     return OwnCheck(name=name, **entry.read(fields, required=("command",)))
 
 
@@ -70,6 +70,14 @@ def _command(value: Value) -> tuple[str, ...]:
     if not words:
         raise value.error(f"`{value.name}` is empty")
     return words
+
+
+def _seconds(value: Value) -> float:
+    """Return the seconds that a command may take. ConfigError unless above 0: for timeout(1), 0 is no limit."""
+    seconds = value.number()
+    if seconds <= 0:
+        raise value.error(f"`{value.name}` must be above 0")
+    return seconds
 
 
 def unknown(rules: Rules, known: frozenset[str], path: str = NAME) -> str:
