@@ -27,7 +27,10 @@ def text(verdict: HostHealth, kept: Kept | None, machine: str) -> str:
     if kept is None:
         return f"{machine}: {verdict.error}\n"
     read_at = datetime.fromtimestamp(kept.last.time).astimezone()
-    lines = [f"{machine}: {verdict.level}, read {read_at:%Y-%m-%d %H:%M:%S %z}", *_last_good(kept), ""]
+    # A host that does not answer has its earlier readings.
+    error = [f"{machine}: {verdict.error}"] if verdict.error else []
+    level = kept.level if verdict.error else verdict.level
+    lines = [*error, f"{machine}: {level}, read {read_at:%Y-%m-%d %H:%M:%S %z}", *_last_good(kept), ""]
     for condition in verdict.wrong:
         lines += _finding(condition, kept.last)
     lines += ["Hardware and versions", *(f"  {name}: {value}" for name, value in fingerprint(kept.last).items()), ""]
