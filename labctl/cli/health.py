@@ -28,7 +28,7 @@ def health_command(
     ] = None,
     directory: Directory = HERE,
     since: Annotated[
-        str, typer.Option(metavar="DURATION", help="Count kernel lines of this time, not since the last good verdict.")
+        str, typer.Option(metavar="DURATION", help="Judge what happened in this time, not since the last good verdict.")
     ] = "",
     ticket: Annotated[bool, typer.Option("--ticket", help="Print a text about NODE for whoever repairs it.")] = False,
     prometheus: Annotated[
