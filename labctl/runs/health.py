@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from labctl.backends import Backend
 from labctl.backends import health as of_backend
 from labctl.backends.health import HostHealth, nodes_of
 from labctl.config import health_rules
-from labctl.errors import ConfigError, HostError, did_you_mean
+from labctl.errors import ConfigError, HostError, LabError, did_you_mean
 from labctl.health import examine
-from labctl.health.model import Condition, Level, Rules, Snapshot
+from labctl.health.model import LEVELS, Condition, Level, Rules, Snapshot
 from labctl.model import Lab
 from labctl.records.active import Run
 from labctl.system import files, human
@@ -28,9 +29,9 @@ from labctl.system.parallel import begin
 RECORD = "health.json"
 """Readings before and after a run, in its record."""
 AFTERWARDS = 3.0
-"""Seconds that hosts may take to be read after a run."""
+"""Seconds that a host may take to be read after a run."""
 SHOWN = 3
-"""Changes that a run's message names at most."""
+"""Findings that a message names at most."""
 
 
 class HealthReport(Struct, frozen=True, kw_only=True):
@@ -57,21 +58,20 @@ class Unfit(HostError):
 def report(backend: Backend, nodes: tuple[str, ...] = (), *, since: float | None = None) -> HealthReport:
     """Examine all hosts of the lab; keep their readings, and return the verdicts on those of ``nodes``, or on all.
 
-    Kernel lines of the last ``since`` seconds count; None: those since the last good verdict. ConfigError for an
+    Each is compared with its readings of the last ``since`` seconds; None: with the last good ones. ConfigError for an
     unknown node.
     """
     lab, rules = backend.lab(), known_rules(backend)
     chosen = _hosts_of(lab, nodes)
     verdicts = _examined(backend, lab, tuple(host.name for host in lab.hosts), rules, since=since, full=True)
     shown = tuple(verdict for verdict in verdicts if verdict.host in chosen)
-    return HealthReport(level=examine.worst(each for verdict in shown for each in _levels(verdict)), hosts=shown)
+    return HealthReport(level=_worst(shown), hosts=shown)
 
 
-def _levels(verdict: HostHealth) -> Iterable[Condition]:
-    """Return a host's conditions; an unknown one for a host that was not read."""
-    if verdict.error:
-        return (Condition(check="reachable", subject="", level="bad", text=verdict.error),)
-    return verdict.conditions
+def _worst(verdicts: Iterable[HostHealth]) -> Level:
+    """Return the worst level of hosts: bad if one was not read; an unknown one is worse than any that is ok."""
+    levels: list[Level] = ["bad" if verdict.error else verdict.level for verdict in verdicts]
+    return max(levels, key=LEVELS.index)
 
 
 def known_rules(backend: Backend) -> Rules:
@@ -102,12 +102,6 @@ def _examined(
     return verdicts
 
 
-def words(lab: Lab, verdict: HostHealth, condition: Condition) -> str:
-    """Render a condition with its nodes: ``worker-3: GPU 2 (0000:3b:00.0): PCIe width 8, 16 on 7 others``."""
-    nodes = nodes_of(lab, verdict, condition) or (verdict.host,)
-    return f"{human.listed(nodes, 3)}: {condition.sentence()}"
-
-
 # --- before a run --------------------------------------------------------------------------------------------
 
 
@@ -125,12 +119,13 @@ def is_read(backend: Backend) -> bool:
 Looked = tuple[dict[str, Snapshot], dict[str, HostError]]
 
 
-def begin_look(backend: Backend, run: Run) -> Future[Looked] | None:
-    """Begin to read the hosts of a run in another thread; None if they are not read."""
+def begin_look(backend: Backend, run: Run, limit: float | None = None) -> Future[Looked] | None:
+    """Begin to read the hosts of a run in another thread, each for ``limit`` seconds; None if they are not read."""
     if not is_read(backend):
         return None
     subjects, rules = of_backend.subjects_of(run.lab.accelerator), health_rules.load(run.lab.directory)
-    return begin(partial(of_backend.look, backend.on_hosts, hosts_of(run), subjects, rules, full=False))
+    hosts = hosts_of(run)
+    return begin(partial(of_backend.look, backend.on_hosts, hosts, subjects, rules, full=False, limit=limit))
 
 
 def hosts_of(run: Run) -> tuple[str, ...]:
@@ -139,7 +134,10 @@ def hosts_of(run: Run) -> tuple[str, ...]:
 
 
 def require_fit(backend: Backend, run: Run, looked: Future[Looked] | None) -> Mapping[str, Snapshot]:
-    """Judge the hosts of a run that were read; return their snapshots. Unfit if one is bad and LAB_PREFLIGHT is on."""
+    """Judge the hosts of a run; return their snapshots. Unfit if one is bad and LAB_PREFLIGHT is on, else warn.
+
+    It also warns of a host that was not read: whether that is fit is unknown.
+    """
     if looked is None:
         return {}
     snapshots, failed = looked.result()
@@ -149,31 +147,40 @@ def require_fit(backend: Backend, run: Run, looked: Future[Looked] | None) -> Ma
     rules = health_rules.load(run.lab.directory)
     verdicts = of_backend.judge(run.lab, snapshots, failed, rules)
     of_backend.keep(run.lab.directory, snapshots, verdicts, full=False)
-    refusals = _bad(run.lab, verdicts, {node.name for node in run.job.nodes})
-    if refusals and judged_as == "on":
-        raise unfit(refusals, len(run.job.nodes))
-    for texts in refusals.values():
-        for text in texts:
-            backend.context.warn(text)
+    bad = _bad(run.lab, verdicts, [node.name for node in run.job.nodes])
+    if bad and judged_as == "on":
+        raise unfit(bad, len(run.job.nodes))
+    unread = [f"{verdict.host}: its health is unknown: {verdict.error}" for verdict in verdicts if verdict.error]
+    for text in (*_texts(bad), *unread):
+        backend.context.warn(text)
     return snapshots
 
 
-def _bad(lab: Lab, verdicts: Iterable[HostHealth], nodes: Iterable[str]) -> dict[str, list[str]]:
+def _bad(lab: Lab, verdicts: Iterable[HostHealth], nodes: Sequence[str]) -> dict[str, list[str]]:
     """Return for each of these nodes that is bad the sentences that say why."""
     bad: dict[str, list[str]] = {}
     for verdict in verdicts:
         for condition in verdict.wrong:
             if condition.level != "bad":
                 continue
-            concerned = set(nodes_of(lab, verdict, condition)) & set(nodes)
-            for node in sorted(concerned):
-                bad.setdefault(node, []).append(f"{node}: {condition.sentence()}")
+            for node in nodes_of(lab, verdict, condition):
+                if node in nodes:
+                    bad.setdefault(node, []).append(condition.sentence())
     return bad
 
 
+def _texts(bad: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return each sentence once, after the nodes that it is about: ``worker-2, worker-3: memory 96 GiB, ...``."""
+    nodes_by_sentence: dict[str, dict[str, None]] = {}
+    for node, sentences in bad.items():
+        for sentence in sentences:
+            nodes_by_sentence.setdefault(sentence, {})[node] = None
+    return [f"{human.listed(nodes, 4)}: {sentence}" for sentence, nodes in nodes_by_sentence.items()]
+
+
 def unfit(bad: Mapping[str, Sequence[str]], nodes: int) -> Unfit:
-    """Return the error of a run that would begin on bad nodes, with the option that leaves them out."""
-    reasons = [text for texts in bad.values() for text in texts]
+    """Return the error of a run on this number of nodes with bad ones, with the option that leaves those out."""
+    reasons = _texts(bad)
     message = "; ".join(reasons[:SHOWN]) + (f" {human.more(len(reasons) - SHOWN)}" if len(reasons) > SHOWN else "")
     without = "" if len(bad) == nodes else f"--exclude {'@'.join(bad)} runs without; "
     hint = f"{without}`labctl health` tells what to do; LAB_PREFLIGHT=warn runs all the same"
@@ -189,13 +196,13 @@ def unfit_nodes(backend: Backend) -> dict[str, list[str]]:
         return {}
     hosts = tuple(host.name for host in lab.hosts)
     verdicts = _examined(backend, lab, hosts, health_rules.load(lab.directory), full=False)
-    return _bad(lab, verdicts, (node.name for node in lab.nodes))
+    return _bad(lab, verdicts, [node.name for node in lab.nodes])
 
 
 def unusable(backend: Backend, slots: int = 0) -> dict[str, str]:
     """Return the nodes on which no run can begin, and why: the backend's, and those that are not fit."""
-    unfit_now = {node: texts[0].removeprefix(f"{node}: ") for node, texts in unfit_nodes(backend).items()}
-    return {**backend.unusable(slots), **unfit_now}
+    unfit_now = {node: sentences[0] for node, sentences in unfit_nodes(backend).items()}
+    return {**unfit_now, **backend.unusable(slots)}
 
 
 # --- what changed during a run -------------------------------------------------------------------------------
@@ -221,37 +228,42 @@ def read(directory: Path) -> Recorded:
 
 
 def begin_after(backend: Backend, run: Run) -> Future[Looked] | None:
-    """Begin to read the hosts of a run that has ended, if they were read before it."""
-    return begin_look(backend, run) if read(run.directory).before else None
+    """Begin to read the hosts of a run that has ended, if they were read before it and health.yml can be read."""
+    if not read(run.directory).before:
+        return None
+    with suppress(ConfigError):
+        return begin_look(backend, run, AFTERWARDS)
+    return None
 
 
 def changes(run: Run, looked: Future[Looked] | None) -> tuple[Condition, ...]:
     """Return what changed on the hosts of a run while it ran, the bad first, and keep the readings in its record.
 
     The ``item`` begins with the nodes. A host that does not answer in time has no word: the run's own end names it.
+    Nothing that fails here keeps the run from its result: neither a full disk nor a health.yml that was changed.
     """
     if looked is None:
         return ()
     recorded = read(run.directory)
     try:
-        after, _ = looked.result(timeout=AFTERWARDS)
-    except TimeoutError:
+        rules, (after, _) = health_rules.load(run.lab.directory), looked.result()
+    except LabError:
         return ()
-    _write(run, msgspec.structs.replace(recorded, after=after))
-    found = [each for host, now in after.items() for each in _changes_of(run, host, recorded, now)]
+    with suppress(HostError):
+        _write(run, msgspec.structs.replace(recorded, after=after))
+    both = [(host, recorded.before[host], now) for host, now in after.items() if host in recorded.before]
+    found = [each for host, before, now in both for each in _changes_of(run, host, before, now, rules)]
     return tuple(sorted(found, key=lambda condition: condition.level != "bad"))
 
 
-def _changes_of(run: Run, host: str, recorded: Recorded, now: Snapshot) -> list[Condition]:
+def _changes_of(run: Run, host: str, before: Snapshot, now: Snapshot, rules: Rules) -> list[Condition]:
     """Return the conditions of a host after a run that it did not have before it."""
-    before = recorded.before.get(host)
-    if before is None:
-        return []
-    subjects, rules = of_backend.subjects_of(run.lab.accelerator), health_rules.load(run.lab.directory)
-    past = examine.Past(snapshot=before, since=examine.since_of(now, before))
-    known = {
-        _identity(each) for each in examine.examine(before, subjects, rules, examine.Past(since=before.uptime), {})
-    }
+    subjects = of_backend.subjects_of(run.lab.accelerator)
+    past = examine.Past(snapshot=before, since=examine.since_of(now, before), tells_age=False)
+    # Lines that were there before are not new, whatever they say.
+    earlier = examine.Past(since=examine.since_of(before, before))
+    known_before = of_backend.named(before, examine.examine(before, subjects, rules, earlier, {}))
+    known = {_identity(each) for each in known_before}
     conditions = of_backend.named(now, examine.examine(now, subjects, rules, past, {}))
     verdict = HostHealth(host=host, nodes=of_backend.nodes_on(run.lab, host), level="ok", conditions=conditions)
     return [
@@ -261,9 +273,9 @@ def _changes_of(run: Run, host: str, recorded: Recorded, now: Snapshot) -> list[
     ]
 
 
-def _identity(condition: Condition) -> tuple[str, str, str, Level]:
-    """Return the parts of a condition by which it is known again."""
-    return condition.check, condition.item.partition(" (")[0], condition.text, condition.level
+def _identity(condition: Condition) -> tuple[str, str, Level]:
+    """Return the parts of a condition by which it is known again; its text has figures that change."""
+    return condition.check, condition.item, condition.level
 
 
 def _with_nodes(lab: Lab, verdict: HostHealth, condition: Condition) -> str:

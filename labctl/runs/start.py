@@ -233,12 +233,12 @@ def _recover(backend: Backend, request: Request, ended: Result) -> RunOptions:
 
 def _without_unfit(backend: Backend, workload: Workload, options: RunOptions, ended: Result) -> RunOptions:
     """Return a retry's options, without the bad nodes of the ended run if the workload is elastic; Unfit if not."""
-    used = {rank.node for rank in ended.ranks}
-    bad = {node: why for node, why in health.unfit_nodes(backend).items() if node in used or not used}
+    used = {node.name for node in store.job(store.directory(backend.context.directory, ended.run_id)).nodes}
+    bad = {node: why for node, why in health.unfit_nodes(backend).items() if node in used}
     if not bad:
         return options
     if not workload.elastic:
-        raise health.unfit(bad, 0)
+        raise health.unfit(bad, len(used))
     backend.context.notice(f"the run goes on without {', '.join(bad)}: {next(iter(bad.values()))[0]}")
     return without(options, tuple(bad))
 

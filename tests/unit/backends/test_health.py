@@ -270,7 +270,7 @@ def test_only_good_readings_become_the_last_good_ones(lab: Lab) -> None:
     assert keep(lab, first, "unknown").good is None
     assert keep(lab, first, "remark").good == first
     for level in ("bad", "unknown"):
-        kept = keep(lab, snapshot(width(8), time=2.0), level)  # type: ignore[arg-type]
+        kept = keep(lab, snapshot(width(8), time=2.0), level)
         assert (kept.good, kept.last.time, kept.level) == (first, 2.0, level)
 
 

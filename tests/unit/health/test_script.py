@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from labctl.errors import HostError
 from labctl.health import script
 from labctl.health.model import KernelLine, LineCheck, OwnCheck, Reading, Rules, Subject
 from labctl.system import hostdump
@@ -142,7 +143,7 @@ def test_garbage_is_a_host_error_or_a_snapshot(root: Path) -> None:
         )
         try:
             snapshot(text[: chance.randrange(len(text) * 2)], rules=Rules(own=(OWN,)))
-        except hostdump.HostError:
+        except HostError:
             continue
 
 
