@@ -211,16 +211,27 @@ def changed(now: Snapshot, past: Past, *, has_all: bool = True) -> Iterator[Cond
 
 
 def _gone(now: Snapshot, before: Snapshot) -> Iterator[Condition]:
-    """Yield the items with facts that are gone: hardware that has neighbours is bad, other items are a remark."""
+    """Yield the items with facts that are gone: hardware that has neighbours is bad, other items are a remark.
+
+    An item is not gone if a tool that told of it gives no answer now.
+    """
     items = {reading.item for reading in now.readings}
+    silent = {_tool(reading) for reading in now.readings if reading.value is None and not reading.item} - {""}
     known = [reading for reading in before.readings if reading.kind == "fact" and not reading.slow]
     for item in dict.fromkeys(reading.item for reading in known):
         if item in items:
             continue
         facts = [reading for reading in known if reading.item == item]
+        if not silent.isdisjoint(map(_tool, facts)):
+            continue
         shown = ", ".join(f"{reading.name} {reading.text()}" for reading in facts[:3] if reading.value is not None)
         level: Level = "bad" if any(reading.kin for reading in facts) else "remark"
         yield Condition(check="changed", subject="Changes", level=level, item=item, text=f"is gone; it had {shown}")
+
+
+def _tool(reading: Reading) -> str:
+    """Return the file or program that a reading is from."""
+    return reading.source.partition(" ")[0]
 
 
 def _moved(now: Snapshot, before: Mapping[str, str], when: str) -> Iterator[Condition]:

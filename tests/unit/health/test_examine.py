@@ -265,6 +265,13 @@ def test_items_of_a_subject_that_cannot_be_parsed_are_not_gone() -> None:
     assert sentences(node(garbage), node(card(0), version("570"))) == [("unknown", "its output cannot be read")]
 
 
+def test_items_of_a_tool_that_does_not_answer_are_not_gone() -> None:
+    """Examine a node whose tool is silent, and one on which another tool is: only there the card is gone."""
+    before, silent = node(card(0, source="nvidia-smi -q")), Reading(name="tool", value=None, source="nvidia-smi")
+    assert sentences(node(silent), before) == []
+    assert len(sentences(node(replace(silent, source="smartctl")), before)) == 1
+
+
 def test_what_only_a_full_look_takes_is_not_gone_in_a_quick_one() -> None:
     """Examine a quick look after a full one, which had an item of its own: nothing is gone."""
     assert sentences(node(card(0)), node(card(0), version("F1", "fan", slow=True))) == []
