@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from labctl import accelerators
+from labctl import accelerators, naming
 from labctl.errors import Failures, HostError
 from labctl.health import catalogue, examine, script
 from labctl.health.model import Condition, Level, Rules, Snapshot, Subject
-from labctl.model import Device, Lab
+from labctl.model import Device, Host, Lab
 from labctl.system import files, hostdump, human
 from labctl.system.decode import decode
 from labctl.system.parallel import run_with_deadlines
@@ -23,6 +23,8 @@ from labctl.system.process import CompletedProcess
 
 FOLDER = ".lab/health"
 """Folder of a file per host, relative to the lab directory."""
+NODES = ".lab/nodes"
+"""Folder that `up` makes, relative to the lab directory."""
 LOCK = "lab.lock"
 FINGERPRINT = "hardware"
 """Key of a host's fingerprint among its facts in a lock file."""
@@ -85,17 +87,19 @@ def look(
     *,
     full: bool,
     limit: float | None = None,
+    folders: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[dict[str, Snapshot], dict[str, HostError]]:
     """Read hosts; return snapshots by host, and an error for each that does not answer in time.
 
-    ``limit``: seconds of a host besides those of the site's own checks; None: FULL_SECONDS or SECONDS.
+    ``limit``: seconds of a host besides those of the site's own checks; None: FULL_SECONDS or SECONDS. ``folders``:
+    those that each host needs, as ``folders_of``.
     """
     usual = FULL_SECONDS if full else SECONDS
     seconds = (usual if limit is None else limit) + sum(check.seconds for check in rules.own)
-    text = script.script(subjects, rules, full=full)
 
     def read(host: str) -> Snapshot:
         """Read a host. HostError if it cannot be reached, or if its answer is not whole."""
+        text = script.script(subjects, rules, full=full, folders=(folders or {}).get(host, ()))
         sent = time.time()
         done, failed = on_hosts(text, (), seconds, (host,))
         received = time.time()
@@ -121,6 +125,19 @@ def look(
             text = f"{host} did not answer within {seconds:g} s"
             errors[host] = HostError(text, hint=f"labctl doctor --node {host}", node=host)
     return snapshots, errors
+
+
+def folders_of(lab: Lab) -> dict[str, tuple[str, ...]]:
+    """Return the folders that nodes mount of each host, as the script takes them; none before the first `up`."""
+    if not (lab.directory / NODES).is_dir():
+        return {}
+    return {host.name: tuple(_folders_on(lab, host)) for host in lab.hosts}
+
+
+def _folders_on(lab: Lab, host: Host) -> Iterator[str]:
+    """Yield the sources of a host's mounts, each with ``r`` or ``rw`` before it."""
+    for mount in lab.mounts:
+        yield f"{'r' if mount.read_only else 'rw'} {naming.path_on(lab, host, mount.source)}"
 
 
 def judge(

@@ -227,6 +227,7 @@ SUBJECT = Subject(
             reading="carrier_changes",
             judge=grew_at_all,
             limit=2,
+            bad_in_run=True,
             steps=("{sudo}dmesg | grep {item}", *_LINK_STEPS),
         ),
         # A packet with a wrong checksum came over a bad cable or transceiver, though a few may (IEEE 802.3 allows one

@@ -98,6 +98,8 @@ class Check(Struct, frozen=True, kw_only=True):
     reading: str
     judge: Judge
     limit: float | None = None
+    bad_in_run: bool = False
+    """Whether a remark is bad when it comes up while a run goes on: it may be why the run failed."""
     steps: tuple[str, ...] = ()
     """What to do if it is not ok, in order: a command, or a short sentence. ``{item}`` is the item, ``{id}`` its last
     word, ``{sudo}`` the prefix for root."""

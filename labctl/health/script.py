@@ -45,10 +45,19 @@ _ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, 
 """Errors of a parser on garbage; a RuntimeError is a StopIteration in a generator, or too deep a recursion."""
 
 
-def script(subjects: Iterable[Subject], rules: Rules, *, full: bool) -> str:
-    """Return the script that prints a host's readings; ``full`` also those that take longer."""
-    subjects = tuple(subjects)
-    parts = [HEAD, hostdump.ENTRIES, BEGIN, *(f"({subject.script}\n)\n" for subject in subjects if subject.script)]
+def script(subjects: Iterable[Subject], rules: Rules, *, full: bool, folders: Iterable[str] = ()) -> str:
+    """Return the script that prints a host's readings; ``full`` also those that take longer.
+
+    ``folders``: those that the lab needs on the host, each with ``r`` or ``rw`` before it: ``rw /home/ann/lab``.
+    """
+    subjects, needed = tuple(subjects), f"health_paths={shlex.quote(chr(10).join(folders))}\n"
+    parts = [
+        HEAD,
+        hostdump.ENTRIES,
+        BEGIN,
+        needed,
+        *(f"({subject.script}\n)\n" for subject in subjects if subject.script),
+    ]
     if full:
         slow = (f"({subject.slow}\n)\n" for subject in subjects if subject.slow)
         parts += [f"printf '{SLOW}\\n'\n", *slow]

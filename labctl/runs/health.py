@@ -96,7 +96,8 @@ def _examined(
 ) -> tuple[HostHealth, ...]:
     """Read hosts, judge them and keep their readings; return the verdicts."""
     subjects = of_backend.subjects_of(lab.accelerator)
-    snapshots, failed = of_backend.look(backend.on_hosts, hosts, subjects, rules, full=full)
+    folders = of_backend.folders_of(lab)
+    snapshots, failed = of_backend.look(backend.on_hosts, hosts, subjects, rules, full=full, folders=folders)
     verdicts = of_backend.judge(lab, snapshots, failed, rules, since=since)
     of_backend.keep(lab.directory, snapshots, verdicts, full=full)
     return verdicts
@@ -124,8 +125,8 @@ def begin_look(backend: Backend, run: Run, limit: float | None = None) -> Future
     if not is_read(backend):
         return None
     subjects, rules = of_backend.subjects_of(run.lab.accelerator), health_rules.load(run.lab.directory)
-    hosts = hosts_of(run)
-    return begin(partial(of_backend.look, backend.on_hosts, hosts, subjects, rules, full=False, limit=limit))
+    look = partial(of_backend.look, full=False, limit=limit, folders=of_backend.folders_of(run.lab))
+    return begin(partial(look, backend.on_hosts, hosts_of(run), subjects, rules))
 
 
 def hosts_of(run: Run) -> tuple[str, ...]:
@@ -266,8 +267,11 @@ def _changes_of(run: Run, host: str, before: Snapshot, now: Snapshot, rules: Rul
     known = {_identity(each) for each in known_before}
     conditions = of_backend.named(now, examine.examine(now, subjects, rules, past, {}))
     verdict = HostHealth(host=host, nodes=of_backend.nodes_on(run.lab, host), level="ok", conditions=conditions)
+    raised = {check.name for subject in subjects for check in subject.checks if check.bad_in_run}
     return [
-        msgspec.structs.replace(each, item=_with_nodes(run.lab, verdict, each))
+        msgspec.structs.replace(
+            each, item=_with_nodes(run.lab, verdict, each), level="bad" if each.check in raised else each.level
+        )
         for each in verdict.wrong
         if _identity(each) not in known
     ]

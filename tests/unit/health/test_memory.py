@@ -88,7 +88,7 @@ def test_a_good_node_gets_no_word(tmp_path: Path) -> None:
         (MEMINFO, "MemTotal: 494000000 kB\n", "memory", "bad", "memory 471 GiB, 503 on 2 others"),
         ("proc/swaps", f"{SWAPS}/swap file 83886040 79190798 -2\n", "swap", "remark", "swap in use 15 % of the memory"),
         ("proc/vmstat", "pswpin 300007\noom_kill 2\n", "swapping", "remark", "pages swapped in +300000"),
-        ("proc/vmstat", "pswpin 7\noom_kill 3\n", "oom", "bad", "OOM kills +1"),
+        ("proc/vmstat", "pswpin 7\noom_kill 3\n", "oom", "remark", "OOM kills +1"),
     ],
 )
 def test_a_bad_node(tmp_path: Path, path: str, text: str, check: str, level: str, words: str) -> None:
