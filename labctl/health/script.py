@@ -50,14 +50,10 @@ def script(subjects: Iterable[Subject], rules: Rules, *, full: bool, folders: It
 
     ``folders``: those that the lab needs on the host, each with ``r`` or ``rw`` before it: ``rw /home/ann/lab``.
     """
-    subjects, needed = tuple(subjects), f"health_paths={shlex.quote(chr(10).join(folders))}\n"
-    parts = [
-        HEAD,
-        hostdump.ENTRIES,
-        BEGIN,
-        needed,
-        *(f"({subject.script}\n)\n" for subject in subjects if subject.script),
-    ]
+    subjects = tuple(subjects)
+    needed = "\n".join(folders)
+    parts = [HEAD, hostdump.ENTRIES, BEGIN, f"health_paths={shlex.quote(needed)}\n" if needed else ""]
+    parts += [f"({subject.script}\n)\n" for subject in subjects if subject.script]
     if full:
         slow = (f"({subject.slow}\n)\n" for subject in subjects if subject.slow)
         parts += [f"printf '{SLOW}\\n'\n", *slow]

@@ -20,7 +20,7 @@ from labctl.config import health_rules
 from labctl.errors import ConfigError, HostError, LabError, did_you_mean
 from labctl.health import examine
 from labctl.health.model import LEVELS, Condition, Level, Rules, Snapshot
-from labctl.model import Lab
+from labctl.model import Lab, Result
 from labctl.records.active import Run
 from labctl.system import files, human
 from labctl.system.decode import decode
@@ -30,6 +30,8 @@ RECORD = "health.json"
 """Readings before and after a run, in its record."""
 AFTERWARDS = 3.0
 """Seconds that a host may take to be read after a run."""
+OOM = "oom"
+"""Check of the kernel's OOM kills."""
 SHOWN = 3
 """Findings that a message names at most."""
 
@@ -288,7 +290,9 @@ def _with_nodes(lab: Lab, verdict: HostHealth, condition: Condition) -> str:
     return f"{nodes} {condition.item}".rstrip()
 
 
-def message(text: str, found: Sequence[Condition]) -> str:
-    """Return a run's message with what went bad on its nodes while it ran."""
-    bad = [f"{each.sentence()} during the run" for each in found if each.level == "bad"][:SHOWN]
-    return "; ".join((text, *bad))
+def message(result: Result, found: Sequence[Condition]) -> str:
+    """Return the message of a run that failed with what went bad on its nodes while it ran."""
+    # A message on memory tells of that already.
+    told = OOM if result.cause == "out-of-memory" else ""
+    bad = [f"{each.sentence()} during the run" for each in found if each.level == "bad" and each.check != told]
+    return "; ".join((result.message, *bad[:SHOWN]))

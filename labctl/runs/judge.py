@@ -99,7 +99,7 @@ def conclude(
 
 def with_changes(result: Result, found: Sequence[Condition]) -> Result:
     """Return a result with what changed on its nodes; in its message too if it did not pass."""
-    message = result.message if result.verdict == "PASS" else health.message(result.message, found)
+    message = result.message if result.verdict == "PASS" else health.message(result, found)
     return replace(result, message=message, node_changes=tuple(condition.sentence() for condition in found))
 
 

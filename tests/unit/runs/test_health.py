@@ -398,12 +398,18 @@ def change(level: Level, text: str) -> Condition:
 
 def test_a_message_names_what_went_bad_and_no_remark() -> None:
     """Complete a run's message: at most three bad changes, no remark."""
-    assert health.message("rank 1 failed", [change("remark", "slow")]) == "rank 1 failed"
+    failed = Result(
+        run_id="r1", workload="hello", launcher="deepspeed", lab="demo", verdict="ERROR", cause="rank-crashed",
+        message="rank 1 failed", exit_code=4,
+    )  # fmt: skip
+    assert health.message(failed, [change("remark", "slow")]) == "rank 1 failed"
     found = [change("bad", "errors +1"), change("remark", "slow"), *[change("bad", f"b{at}") for at in range(5)]]
-    assert health.message("rank 1 failed", found) == (
+    assert health.message(failed, found) == (
         "rank 1 failed; worker-1 eth0: errors +1 during the run; worker-1 eth0: b0 during the run; "
         "worker-1 eth0: b1 during the run"
     )
+    killed = [replace(change("bad", "OOM kills +1"), check="oom")]
+    assert health.message(replace(failed, cause="out-of-memory"), killed) == "rank 1 failed"
 
 
 def test_a_result_has_what_changed_and_its_message_too_if_the_run_failed() -> None:
