@@ -68,8 +68,10 @@ def report_text(report: HealthReport, *, verbose: bool) -> str:
         parts += [finding_text(verdict, condition) for condition in verdict.wrong]
     parts += unknown_texts(report.hosts)
     if bad := [verdict.host for verdict in report.hosts if verdict.level == "bad"]:
-        mended = "once mended, `labctl health --since 1m` counts nothing from before"
-        parts += [f"\nnext: `labctl health {bad[0]} --ticket` for whoever repairs it; {mended}"]
+        parts += [
+            f"\nnext: `labctl health {bad[0]} --ticket` prints a text for whoever repairs it",
+            "      once it is mended: `labctl health --since 1m`, which counts nothing from before",
+        ]
     if verbose:
         cells = [
             (verdict.host, each.check, each.item or "-", each.level, each.value or "-", each.source)
