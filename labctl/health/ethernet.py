@@ -194,7 +194,7 @@ def grew_at_all(reading: Reading, evidence: Evidence) -> Answer | None:
 
 def queue_hung(match: re.Match[str]) -> Answer:
     """Judge a card that stopped sending, and that its driver resets, as bad."""
-    return Answer("bad", f"{match[1]} stopped sending: {match[3]} timed out")
+    return Answer("bad", f"stopped sending: {match[3]} timed out", match[1])
 
 
 _CABLE = "replug or change the cable or transceiver of {item}, then try another port of the switch"
@@ -246,7 +246,7 @@ SUBJECT = Subject(
             name="ethernet-hang",
             pattern=r"NETDEV WATCHDOG: ([^ ]+) [(]([^)]*)[)]: (transmit queue [0-9]+) timed out",
             judge=queue_hung,
-            steps=("update the card's driver and firmware", "restart the node"),
+            steps=("{sudo}ethtool -i {item}", "update the card's driver and firmware", "restart the node"),
         ),
     ),
 )

@@ -182,10 +182,11 @@ def _of_lines(subject: Subject, check: LineCheck, now: Snapshot, rules: Rules, p
             check=check.name,
             subject=subject.name,
             level=answer.level,
+            item=answer.item,
             text=f"{answer.text}{times}{ago}",
             value=lines[-1].text,
             source=KERNEL_SOURCE,
-            steps=_filled(check.steps, "", now),
+            steps=_filled(check.steps, answer.item, now),
         )
     if not answers:
         yield Condition(check=check.name, subject=subject.name, level="ok", source=KERNEL_SOURCE)

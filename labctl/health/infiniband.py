@@ -190,12 +190,12 @@ def slower(reading: Reading, evidence: Evidence) -> Answer | None:
 
 def compromised(match: re.Match[str]) -> Answer:
     """Judge an adapter whose firmware does not answer as bad."""
-    return Answer("bad", f"firmware of adapter {match[1]} does not answer")
+    return Answer("bad", "the adapter's firmware does not answer", match[1])
 
 
 def module_error(match: re.Match[str]) -> Answer:
     """Judge a cable or transceiver of which the adapter complains as bad."""
-    return Answer("bad", f"adapter {match[1]}, transceiver {match[2]}: {match[3]}")
+    return Answer("bad", f"transceiver {match[2]}: {match[3]}", match[1])
 
 
 _ADDRESS = "[0-9a-f]+:[0-9a-f]+:[0-9a-f]+[.][0-7]"

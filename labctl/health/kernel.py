@@ -46,12 +46,17 @@ def io_error(match: re.Match[str]) -> Answer | None:
     """
     if match[4] == "0" or (match[6] or "").startswith(("DISCARD", "WRITE_ZEROES", "SECURE_ERASE")):
         return None
-    return Answer("bad", f"I/O error of {match[2]}")
+    return Answer("bad", "I/O error", _disk(match[2]))
 
 
 def buffer_error(match: re.Match[str]) -> Answer | None:
     """Judge a lost block as bad, unless it is the first, as in ``io_error``."""
-    return None if match[6] == "0" else Answer("bad", f"I/O error of {match[3]}")
+    return None if match[6] == "0" else Answer("bad", "I/O error", _disk(match[3]))
+
+
+def _disk(name: str) -> str:
+    """Return the file of a disk; a path to an NVMe disk, such as ``nvme0c1n1``, has none of its own."""
+    return f"/dev/{re.sub('c[0-9]+n', 'n', name)}"
 
 
 def blocked(match: re.Match[str]) -> Answer:
@@ -61,11 +66,17 @@ def blocked(match: re.Match[str]) -> Answer:
 
 def nfs(match: re.Match[str]) -> Answer | None:
     """Name a server that did not respond for a while; whether it does by now is a reading."""
-    return None if match[2] == "OK" else Answer("remark", f"NFS server {match[1]} did not respond")
+    return None if match[2] == "OK" else Answer("remark", "NFS server did not respond", match[1])
 
 
-DISK_STEPS = ("{sudo}smartctl -a /dev/NAME", "save what it holds", "have the disk or its cable replaced")
-FILE_SYSTEM_STEPS = ("end the runs on the node", "unmount the file system, and check it with {sudo}fsck", *DISK_STEPS)
+REPLACE = ("save what it holds", "have the disk or its cable replaced")
+DISK_STEPS = ("{sudo}smartctl -a {item}", *REPLACE)
+FILE_SYSTEM_STEPS = (
+    "end the runs on the node",
+    "unmount the file system, and check it with {sudo}fsck {item}",
+    "{sudo}smartctl -a /dev/NAME  # the disk, as `lsblk` prints it",
+    *REPLACE,
+)
 NFS_STEPS = ("ping the server", "nfsstat -m", "on the server: {sudo}systemctl status nfs-server")
 SUBJECT = Subject(
     name="Kernel",
@@ -98,21 +109,21 @@ SUBJECT = Subject(
         LineCheck(
             name="ext4",
             pattern=r"EXT4-fs error \(device (sd|nvme|vd|xvd|mmcblk|md|dm-|dasd|pmem)([a-z0-9]*)",
-            judge=lambda match: Answer("bad", f"errors in the ext4 file system of {match[1]}{match[2]}"),
+            judge=lambda match: Answer("bad", "errors in its ext4 file system", f"/dev/{match[1]}{match[2]}"),
             steps=FILE_SYSTEM_STEPS,
         ),
         LineCheck(
             name="xfs",
             pattern=r"XFS \((sd|nvme|vd|xvd|mmcblk|md|dm-|dasd|pmem)([a-z0-9]*)\): "
             r"(.*[Cc]orruption|Internal error|metadata I/O error|log I/O error)",
-            judge=lambda match: Answer("bad", f"errors in the XFS file system of {match[1]}{match[2]}"),
+            judge=lambda match: Answer("bad", "errors in its XFS file system", f"/dev/{match[1]}{match[2]}"),
             steps=FILE_SYSTEM_STEPS,
         ),
         LineCheck(
             name="remounted",
             pattern=r"EXT[234]-fs \(([a-z0-9-]+)\): Remounting filesystem read-only"
             r"|BTRFS[^(]* \(device ([a-z0-9-]+)[^)]*\): forced readonly",
-            judge=lambda match: Answer("bad", f"the file system of {match[1] or match[2]} was made read-only"),
+            judge=lambda match: Answer("bad", "its file system was made read-only", f"/dev/{match[1] or match[2]}"),
             steps=FILE_SYSTEM_STEPS,
         ),
         LineCheck(name="nfs-delay", pattern=NFS, judge=nfs, steps=NFS_STEPS),

@@ -70,6 +70,8 @@ class Answer(NamedTuple):
 
     level: Level
     text: str
+    item: str = ""
+    """Item that a kernel line names; a card by its PCI address, as sysfs writes it."""
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
@@ -114,6 +116,7 @@ class LineCheck(Struct, frozen=True, kw_only=True):
     judge: Callable[[re.Match[str]], Answer | None]
     """Judges a line that matches, None if it accuses nobody; its text begins with what happened."""
     steps: tuple[str, ...] = ()
+    """As those of a check; ``{item}`` and ``{id}`` only if each answer has an item."""
 
 
 class Subject(Struct, frozen=True, kw_only=True):

@@ -232,18 +232,18 @@ def bus_error(match: re.Match[str]) -> Answer:
 
     Source: Documentation/PCI/pcieaer-howto.rst, "AER Overview".
     """
-    address, severity = match[1], match[4].lower()
-    return Answer("bad" if severity == "fatal" else "remark", f"{severity} PCIe error of {address}")
+    severity = match[4].lower()
+    return Answer("bad" if severity == "fatal" else "remark", f"{severity} PCIe error", match[1])
 
 
 def link_reset(match: re.Match[str]) -> Answer:
     """Judge the reset of a link after an error, and a failed recovery, as bad."""
-    return Answer("bad", f"PCIe error below {match[1]}: {match[2]}")
+    return Answer("bad", f"PCIe error below this port: {match[2]}", match[1])
 
 
 def slot_down(match: re.Match[str]) -> Answer:
     """Judge a link that went down as a remark: a dock or a disk that a person unplugs has the same line."""
-    return Answer("remark", f"PCIe link of slot {match[1]} went down")
+    return Answer("remark", "PCIe link went down", f"slot {match[1]}")
 
 
 _RESEAT = "end the run, turn the node off and seat {item} and its riser or cable anew; then service"
@@ -289,14 +289,14 @@ SUBJECT = Subject(
             name="pcie-error",
             pattern=rf"({_ADDRESS}): (AER: )?PCIe Bus Error: severity=Uncorrect(ed|able) [(]((Non-)?Fatal)[)]",
             judge=bus_error,
-            steps=_LINE_STEPS,
+            steps=(_SHOW, *_LINE_STEPS),
         ),
         # Source: aer_root_reset() of aer.c, and pcie_do_recovery() of drivers/pci/pcie/err.c.
         LineCheck(
             name="pcie-reset",
             pattern=rf"({_ADDRESS}): AER: ((Root|Downstream) Port link has been reset|device recovery failed)",
             judge=link_reset,
-            steps=_LINE_STEPS,
+            steps=(_SHOW, *_LINE_STEPS),
         ),
         # Source: pciehp_handle_presence_or_link_change() of drivers/pci/hotplug/pciehp_ctrl.c.
         LineCheck(

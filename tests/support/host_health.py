@@ -77,7 +77,7 @@ def wrong_here(subject: Subject) -> list[Condition]:
 
 
 def of_line(subject: Subject, text: str) -> tuple[str, str]:
-    """Return level and text that a subject's checks of kernel lines give to a line; empty without a word.
+    """Return level and sentence that a subject's checks of kernel lines give to a line; empty without a word.
 
     grep -E, which chooses the lines on a node, and Python must agree on which match.
     """
@@ -89,7 +89,7 @@ def of_line(subject: Subject, text: str) -> tuple[str, str]:
     found = examine.examine(now, (Subject(name=subject.name, lines=subject.lines),), Rules(), past, {})
     wrong = [condition for condition in found if condition.level != "ok"]
     assert len(wrong) < 2
-    return (wrong[0].level, wrong[0].text.rpartition(", ")[0]) if wrong else ("", "")
+    return (wrong[0].level, wrong[0].sentence().rpartition(", ")[0]) if wrong else ("", "")
 
 
 def fuzz(subject: Subject, text: str, seed: int) -> None:

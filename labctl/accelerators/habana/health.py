@@ -266,17 +266,17 @@ PREFIX = r"(habanalabs|accel)( [^ ]+)?: "
 
 def judge_unusable(match: re.Match[str]) -> Answer | None:
     """Judge a device that the driver could not start or reset as bad."""
-    return Answer("bad", f"{match[4] or _who(match)} is not usable: its driver could not start it")
+    return Answer("bad", "is not usable: its driver could not start it", _item(match[4] or _who(match)))
 
 
 def judge_silent(match: re.Match[str]) -> Answer | None:
     """Judge a device whose firmware does not answer the driver as bad."""
-    return Answer("bad", f"firmware of {_who(match)} does not answer: {match[3]}")
+    return Answer("bad", f"its firmware does not answer: {match[3]}", _item(_who(match)))
 
 
 def judge_pci(match: re.Match[str]) -> Answer | None:
     """Judge a device that the PCI bus has cut off as bad."""
-    return Answer("bad", f"{_who(match)} lost its PCI connection: {match[3]}")
+    return Answer("bad", f"lost its PCI connection: {match[3]}", _item(_who(match)))
 
 
 def judge_memory(match: re.Match[str]) -> Answer | None:
@@ -284,17 +284,22 @@ def judge_memory(match: re.Match[str]) -> Answer | None:
     event = match[3]
     if not re.search(r"critical 1|Critical\(1\)|DERR", event):
         return None
-    return Answer("bad", f"{_who(match)} reports an uncorrectable memory error: {event.partition(':')[0]}")
+    return Answer("bad", f"reports an uncorrectable memory error: {event.partition(':')[0]}", _item(_who(match)))
 
 
 def judge_hot(match: re.Match[str]) -> Answer | None:
     """Judge a device that slowed down because it was too hot as a remark."""
-    return Answer("remark", f"{_who(match)} slowed down because it was too hot")
+    return Answer("remark", "slowed down because it was too hot", _item(_who(match)))
 
 
 def _who(match: re.Match[str]) -> str:
     """Return the device that a line of the driver is about, or the driver's name."""
     return (match[2] or match[1]).strip()
+
+
+def _item(name: str) -> str:
+    """Return the item of a device by the driver's name for it: ``Gaudi 2`` for ``hl2`` and ``accel2``."""
+    return re.sub(r"^(hl|accel)(?=[0-9]+$)", "Gaudi ", name)
 
 
 RESET = (

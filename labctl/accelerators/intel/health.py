@@ -208,14 +208,14 @@ def judge_wedged(match: re.Match[str]) -> Answer | None:
     """Judge a card that its driver has given up as bad."""
     if match[2] == INTEGRATED:
         return None
-    return Answer("bad", f"{match[2]} has been given up by its driver: {match[3]}")
+    return Answer("bad", f"has been given up by its driver: {match[3]}", match[2])
 
 
 def judge_hardware(match: re.Match[str]) -> Answer | None:
     """Judge a hardware error that was not corrected as bad."""
     if match[2] == INTEGRATED:
         return None
-    return Answer("bad", f"{match[2]} reports a hardware error: {match[4]}")
+    return Answer("bad", f"reports a hardware error: {match[4]}", match[2])
 
 
 def judge_hang(match: re.Match[str]) -> Answer | None:
@@ -223,11 +223,12 @@ def judge_hang(match: re.Match[str]) -> Answer | None:
     if match[2] == INTEGRATED:
         return None
     program = re.search(r" in (process )?([^ ]+) \[", match[3])
-    return Answer("remark", f"{match[2]} hung and was reset" + (f" while {program[2]} used it" if program else ""))
+    user = f" while {program[2]} used it" if program else ""
+    return Answer("remark", f"hung and was reset{user}", match[2])
 
 
 REBIND = (
-    "end the run that uses the card",
+    "end the run that uses {item}",
     "restart the node",
     "if it comes back: update the card's firmware, or have it serviced",
 )

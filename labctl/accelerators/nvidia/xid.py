@@ -58,22 +58,22 @@ XIDS: Mapping[int, Xid] = {
 
 
 def _judge_xid(match: re.Match[str]) -> Answer | None:
-    """Judge an Xid: its number, place, meaning, and what to do or whose fault it is."""
-    number, where = int(match[2]), _place(match[1])
+    """Judge an Xid: its number, meaning, and what to do or whose fault it is."""
+    number = int(match[2])
     xid = XIDS.get(number)
-    return Answer(xid.level, f"Xid {number} on {where} ({xid.meaning}): {xid.advice}") if xid else None
+    return Answer(xid.level, f"Xid {number} ({xid.meaning}): {xid.advice}", _place(match[1])) if xid else None
 
 
 def _judge_lost(match: re.Match[str]) -> Answer | None:
     """Judge a GPU that fell off the bus: its Xid is 79, another line has no Xid."""
-    return Answer("bad", f"the GPU at {_place(match[0])} has fallen off the bus")
+    return Answer("bad", "has fallen off the bus", _place(match[0]))
 
 
 def _judge_action(match: re.Match[str]) -> Answer | None:
     """Judge the driver's own word for what has to be done: `changed from 0x0 (None) to 0x2 (Node Reboot Required)`."""
     if match[2] == "None":
         return None
-    return Answer("bad", f"the driver asks for an action on {_place(match[1])}: {match[2]}")
+    return Answer("bad", f"the driver asks for an action: {match[2]}", _place(match[1]))
 
 
 def _place(text: str) -> str:
@@ -88,8 +88,8 @@ LINES = (
         pattern=r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): ([0-9]+)",
         judge=_judge_xid,
         steps=(
-            "end what runs on the GPU",
-            "{sudo}nvidia-smi --gpu-reset --id=NUMBER  # the GPU's number, as `nvidia-smi -L` prints it",
+            "end what runs on {item}",
+            "{sudo}nvidia-smi --gpu-reset --id={id}",
             "{sudo}reboot",
             "service",
         ),
@@ -104,6 +104,6 @@ LINES = (
         name="gpu-action",
         pattern=r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): 154,.* to 0x[0-9a-f]+ \(([A-Za-z0-9 ]+)\)",
         judge=_judge_action,
-        steps=("end what runs on the GPU", "do what the driver asks for"),
+        steps=("end what runs on {item}", "do what the driver asks for"),
     ),
 )

@@ -209,13 +209,13 @@ def test_kernel_lines_name_the_device(root: Path) -> None:
     now = look(health.SUBJECT, root, dmesg=lines, full=False)
     found = [(level, text.rpartition(", ")[0]) for level, text in sentences(answers(health.SUBJECT, now))]
     assert found == [
-        ("bad", "0000:1a:00.0 is not usable: its driver could not start it"),
-        ("bad", "0000:33:00.0 is not usable: its driver could not start it"),
-        ("bad", "firmware of hl2 does not answer: Failed to communicate with Device CPU"),
-        ("bad", "firmware of accel4 does not answer: Device heartbeat failed"),
-        ("bad", "accel6 lost its PCI connection: PCI frozen state error detected"),
-        ("bad", "accel5 reports an uncorrectable memory error: CPU_AXI_ECC"),
-        ("remark", "accel7 slowed down because it was too hot"),
+        ("bad", "0000:1a:00.0: is not usable: its driver could not start it"),
+        ("bad", "0000:33:00.0: is not usable: its driver could not start it"),
+        ("bad", "Gaudi 2: its firmware does not answer: Failed to communicate with Device CPU"),
+        ("bad", "Gaudi 4: its firmware does not answer: Device heartbeat failed"),
+        ("bad", "Gaudi 6: lost its PCI connection: PCI frozen state error detected"),
+        ("bad", "Gaudi 5: reports an uncorrectable memory error: CPU_AXI_ECC"),
+        ("remark", "Gaudi 7: slowed down because it was too hot"),
     ]
 
 

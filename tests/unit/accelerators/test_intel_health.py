@@ -164,11 +164,11 @@ def test_kernel_lines_name_the_card_and_the_program(root: Path) -> None:
     now = look(health.SUBJECT, root, dmesg=(FIXTURES / "dmesg.txt").read_text(), full=False)
     found = [(level, text.rpartition(", ")[0]) for level, text in sentences(answers(health.SUBJECT, now))]
     assert found == [
-        ("bad", "0000:4d:00.0 has been given up by its driver: Failed to reset chip"),
-        ("bad", "0000:03:00.0 has been given up by its driver: declared device 0000:03:00.0 as wedged"),
-        ("bad", "0000:03:00.0 reports a hardware error: NONFATAL"),
-        ("remark", "0000:4d:00.0 hung and was reset while python3 used it"),
-        ("remark", "0000:03:00.0 hung and was reset while python3 used it (2 times)"),
+        ("bad", "0000:4d:00.0: has been given up by its driver: Failed to reset chip"),
+        ("bad", "0000:03:00.0: has been given up by its driver: declared device 0000:03:00.0 as wedged"),
+        ("bad", "0000:03:00.0: reports a hardware error: NONFATAL"),
+        ("remark", "0000:4d:00.0: hung and was reset while python3 used it"),
+        ("remark", "0000:03:00.0: hung and was reset while python3 used it (2 times)"),
     ]
 
 

@@ -128,10 +128,10 @@ def values(dump: HostDump, item: str = "GPU 0") -> dict[str, Reading]:
 
 
 def line_answers(*texts: str) -> list[tuple[str, str, str]]:
-    """Return check, level and text of what these kernel lines say."""
+    """Return check, level and sentence of what these kernel lines say."""
     now = snapshot_of(HostDump("gpu-1"), (KernelLine(50.0, text) for text in texts))
     found = examine(now, (SUBJECT,), Rules(), Past(), {})
-    return [(condition.check, condition.level, condition.text) for condition in found if condition.level != "ok"]
+    return [(condition.check, condition.level, condition.sentence()) for condition in found if condition.level != "ok"]
 
 
 def altered(name: str, old: str, new: str) -> HostDump:
@@ -474,14 +474,14 @@ def test_the_toolkit_and_its_mode_are_facts() -> None:
 @pytest.mark.parametrize(
     ("line", "check", "level", "words"),
     [
-        ("NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row", "gpu-xid", "bad", "Xid 63 on 0000:10:1c.0"),
+        ("NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row", "gpu-xid", "bad", "0000:10:1c.0: Xid 63 ("),
         ("NVRM: Xid (PCI:0000:3b:00): 48, pid=7, An uncorrectable", "gpu-xid", "bad", "uncorrectable ECC error"),
         ("NVRM: Xid (PCI:0000:3b:00): 119, pid=7, Timeout", "gpu-xid", "bad", "does not answer"),
         (
             "NVRM: Xid (PCI:0000:2a:00): 13, pid=7, Graphics Exception",
             "gpu-xid",
             "remark",
-            "Xid 13 on 0000:2a:00.0 (graphics engine exception): the program's own fault",
+            "0000:2a:00.0: Xid 13 (graphics engine exception): the program's own fault",
         ),
         (
             "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, MMU Fault",
@@ -491,18 +491,18 @@ def test_the_toolkit_and_its_mode_are_facts() -> None:
         ),
         ("NVRM: Xid (PCI:0000:3b:00): 43, pid=7, Ch 0", "gpu-xid", "remark", "the GPU is healthy"),
         ("NVRM: Xid (PCI:0000:3b:00): 45, pid=7, Ch 8", "gpu-xid", "remark", "the driver ended the program's channels"),
-        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "gpu-bus", "bad", "the GPU at 0000:3b:00.0 has fallen"),
+        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "gpu-bus", "bad", "0000:3b:00.0: has fallen"),
         (
             "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus.",
             "gpu-bus",
             "bad",
-            "the GPU at 0000:3b:00.0 has fallen off the bus",
+            "0000:3b:00.0: has fallen off the bus",
         ),
         (
             "NVRM: Xid (PCI:0000:3b:00): 154, recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
             "gpu-action",
             "bad",
-            "the driver asks for an action on 0000:3b:00.0: Node Reboot Required",
+            "0000:3b:00.0: the driver asks for an action: Node Reboot Required",
         ),
     ],
 )

@@ -233,6 +233,20 @@ def test_a_finding_at_a_pci_address_names_the_device() -> None:
     assert [each.item for each in health.named(now, plain)] == ["GPU 2 (0000:3b:00.0)", "0000:5e:00.0", ""]
 
 
+def test_a_kernel_line_on_a_card_accuses_the_node_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge a host of two nodes with an Xid of one card, which the lab knows by its PCI address: the other is fit."""
+    monkeypatch.setattr(catalogue, "HOST", ())
+    cards = [Device(id=str(at), path=f"/dev/nvidia{at}", pci=f"0000:0{at + 1}:00.0") for at in range(2)]
+    members = [builders.node(at, devices=DeviceMapping(devices=(card,))) for at, card in enumerate(cards)]
+    lab = builders.lab(tuple(members), accelerator="nvidia")
+    addresses = [Reading(name="PCI address", value=card.pci, item=f"GPU {card.id}", source="") for card in cards]
+    now = snapshot(*addresses, lines=(KernelLine(990, "NVRM: Xid (PCI:0000:02:00): 48, pid=7, DBE"),))
+    (verdict,) = health.judge(lab, {"local": now}, {}, Rules())
+    (found,) = verdict.wrong
+    assert found.item == "GPU 1 (0000:02:00.0)"
+    assert health.nodes_of(lab, verdict, found) == ("worker-1",)
+
+
 @pytest.mark.parametrize(
     ("subject", "item", "nodes"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 
 import pytest
@@ -10,6 +11,22 @@ from labctl import accelerators
 from labctl.health import catalogue
 from labctl.health.model import Subject
 
+LINES = {
+    "buffer-error": "Buffer I/O error on dev sda1, logical block 77, async page read",
+    "ethernet-hang": "NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 7 timed out",
+    "ext4": "EXT4-fs error (device sda1): ext4_lookup:1785: inode #2",
+    "gpu-action": "NVRM: Xid (PCI:0000:3b:00): 154, changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+    "gpu-xid": "NVRM: Xid (PCI:0000:3b:00): 48, pid=7, An uncorrectable",
+    "intel-hardware-lines": "i915 0000:3b:00.0: [drm] *ERROR* [Hardware Error]: FATAL",
+    "intel-wedged": "i915 0000:3b:00.0: [drm] *ERROR* Failed to reset chip",
+    "io-error": "I/O error, dev nvme0c1n1, sector 1024 op 0x0:(READ) flags 0x80700",
+    "pcie-error": "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible",
+    "pcie-reset": "pcieport 0000:00:1c.2: AER: Root Port link has been reset (-25)",
+    "remounted": "EXT4-fs (sda1): Remounting filesystem read-only",
+    "xfs": "XFS (sda1): Internal error xfs_trans_cancel at line 1",
+}
+"""A line of each check whose steps ask for an item."""
+ITEMS = {"/dev/sda", "/dev/sda1", "/dev/nvme0n1", "eth0", "0000:3b:00.0", "0000:00:1c.2"}
 EXAMINED = tuple(name for name, module in accelerators.modules().items() if module.subject)
 
 
@@ -41,7 +58,13 @@ def test_each_check_has_a_name_of_its_own(accelerator: str) -> None:
 
 
 @pytest.mark.parametrize("accelerator", EXAMINED)
-def test_steps_after_a_kernel_line_ask_for_no_item(accelerator: str) -> None:
-    """Leave the item out of steps of kernel lines, which concern the node: nothing fills it in."""
-    steps = [step for subject in subjects_of(accelerator) for check in subject.lines for step in check.steps]
-    assert [step for step in steps if "{item}" in step or "{id}" in step] == []
+def test_steps_after_a_kernel_line_ask_for_an_item_only_if_it_names_one(accelerator: str) -> None:
+    """Judge a line of each check whose steps have `{item}` or `{id}`: its answer has the item."""
+    for check in (check for subject in subjects_of(accelerator) for check in subject.lines):
+        if not any("{item}" in step or "{id}" in step for step in check.steps):
+            continue
+        match = re.search(check.pattern, LINES[check.name])
+        assert match
+        answer = check.judge(match)
+        assert answer
+        assert answer.item in ITEMS

@@ -198,7 +198,7 @@ def test_a_card_that_stopped_sending_is_bad(tmp_path: Path, queue: str) -> None:
     )
     (found,) = answers(ethernet.SUBJECT, now)
     assert found[:2] == ("ethernet-hang", "bad")
-    assert found[2].startswith("eth0 stopped sending: transmit queue 7 timed out, ")
+    assert found[2].startswith("eth0: stopped sending: transmit queue 7 timed out, ")
 
 
 def test_this_very_machine_has_nothing_wrong() -> None:

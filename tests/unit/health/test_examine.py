@@ -174,6 +174,19 @@ def test_lines_of_the_same_text_are_one_condition() -> None:
     assert sentences(now, past=Past(tells_age=False)) == [("bad", "Xid 79 (2 times)"), ("remark", "Xid 31")]
 
 
+def test_a_line_that_names_an_item_accuses_that_alone() -> None:
+    """Examine lines on two cards: a condition of each, whose steps have the item."""
+    check = LineCheck(
+        name="lost", pattern="lost (.*)", judge=lambda match: Answer("bad", "is lost", match[1]), steps=("reset {id}",)
+    )
+    now = node(lines=lines((10, "lost GPU 1"), (20, "lost GPU 2"), (30, "lost GPU 1")))
+    found = examine.examine(now, (Subject(name="Cards", lines=(check,)),), Rules(), Past(tells_age=False), {})
+    assert [(each.sentence(), each.steps) for each in found] == [
+        ("GPU 1: is lost (2 times)", ("reset 1",)),
+        ("GPU 2: is lost", ("reset 2",)),
+    ]
+
+
 def test_a_line_counts_once() -> None:
     """Examine a node again: lines that were there before do not count, new ones do, and after a restart all do."""
     old, new = (100.0, "Xid 79"), (200.0, "Xid 31")

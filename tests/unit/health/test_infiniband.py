@@ -192,11 +192,11 @@ def test_other_firmware_than_the_neighbours_is_a_remark(tmp_path: Path) -> None:
     [
         (
             "mlx5_core 0000:d2:00.0: poll_health:174:(pid 0): device's health compromised - reached miss count",
-            ("infiniband-adapter-health", "bad", "firmware of adapter 0000:d2:00.0 does not answer"),
+            ("infiniband-adapter-health", "bad", "0000:d2:00.0: the adapter's firmware does not answer"),
         ),
         (
             "mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, High Temperature",
-            ("infiniband-module", "bad", "adapter 0000:5c:00.0, transceiver 0: High Temperature"),
+            ("infiniband-module", "bad", "0000:5c:00.0: transceiver 0: High Temperature"),
         ),
         ("mlx5_core 0000:63:00.1: Port module event: module 1, Cable unplugged", None),
     ],

@@ -213,23 +213,23 @@ def test_errors_without_earlier_readings_are_ok(tmp_path: Path) -> None:
     [
         (
             "nvidia 0000:3b:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible, (Unregistered)",
-            ("pcie-error", "bad", "fatal PCIe error of 0000:3b:00.0"),
+            ("pcie-error", "bad", "0000:3b:00.0: fatal PCIe error"),
         ),
         (
             "nvme 0000:c1:00.0: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer, (Receiver)",
-            ("pcie-error", "remark", "non-fatal PCIe error of 0000:c1:00.0"),
+            ("pcie-error", "remark", "0000:c1:00.0: non-fatal PCIe error"),
         ),
         (
             "pcieport 0000:00:1c.2: AER: Root Port link has been reset (-25)",
-            ("pcie-reset", "bad", "PCIe error below 0000:00:1c.2: Root Port link has been reset"),
+            ("pcie-reset", "bad", "0000:00:1c.2: PCIe error below this port: Root Port link has been reset"),
         ),
         (
             "pcieport 0000:00:1c.2: AER: device recovery failed",
-            ("pcie-reset", "bad", "PCIe error below 0000:00:1c.2: device recovery failed"),
+            ("pcie-reset", "bad", "0000:00:1c.2: PCIe error below this port: device recovery failed"),
         ),
         (
             "pcieport 0000:80:01.0: pciehp: Slot(12): Link Down",
-            ("pcie-slot-down", "remark", "PCIe link of slot 12 went down"),
+            ("pcie-slot-down", "remark", "slot 12: PCIe link went down"),
         ),
         ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Receiver ID)", None),
         ("pcieport 0000:00:01.0: AER: Corrected error received: 0000:01:00.0", None),
