@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from labctl.health import rules
-from labctl.health.model import Answer, Check, Evidence, Reading, Subject
+from labctl.health.model import Answer, Check, Evidence, Reading, Subject, shown
 from labctl.system import procfs
 from labctl.system.hostdump import HostDump
 from labctl.system.hostpath import HostPath
@@ -162,7 +162,7 @@ def _space(path: str, sizes: str, options: list[str]) -> Iterator[Reading]:
         yield Reading(name="mounted", value=mounted, source="/proc/self/mounts", item=path)
     if "ro" in options or not blocks:
         return
-    value = " of ".join(f"{round(count * size / GIB, 2 if blocks * size > GIB else 4):g}" for count in (free, blocks))
+    value = " of ".join(shown(round(count * size / GIB, 2 if blocks * size > GIB else 4)) for count in (free, blocks))
     yield Reading(name="free space", value=value, source=f"df {path}", item=path, unit="GiB")
     if inodes:
         yield Reading(name="free inodes", value=free_inodes, source=f"df -i {path}", item=path)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from labctl.health.model import Answer, Check, Evidence, LineCheck, Reading, Subject
+from labctl.health.model import Answer, Check, Evidence, LineCheck, Reading, Subject, shown
 from labctl.health.rules import grown, less_than_neighbours, unlike_neighbours
 from labctl.system import routing
 from labctl.system.hostdump import HostDump
@@ -189,7 +189,7 @@ def grew_at_all(reading: Reading, evidence: Evidence) -> Answer | None:
     growth = grown(reading.value, evidence.before) if evidence.same_boot else 0
     if not growth:
         return None
-    return Answer("bad" if growth > (evidence.limit or 0) else "remark", f"{reading.name} +{growth:g}")
+    return Answer("bad" if growth > (evidence.limit or 0) else "remark", f"{reading.name} +{shown(growth)}")
 
 
 def queue_hung(match: re.Match[str]) -> Answer:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import structs
 
-from labctl.health.model import Answer, Check, Evidence, Judge, LineCheck, Reading, Subject
+from labctl.health.model import Answer, Check, Evidence, Judge, LineCheck, Reading, Subject, shown
 from labctl.health.rules import grew, less_than_neighbours, remark_grew, unlike_neighbours
 from labctl.system.hostdump import HostDump
 
@@ -180,7 +180,7 @@ def slower(reading: Reading, evidence: Evidence) -> Answer | None:
     """
     before = evidence.before if evidence.same_boot else None
     if isinstance(before, (int, float)) and isinstance(reading.value, (int, float)) and reading.value < before:
-        return Answer("bad", f"rate {reading.text()}, {before:g} before")
+        return Answer("bad", f"rate {reading.text()}, {shown(before)} before")
     namesakes = tuple(pair for pair in evidence.neighbours if pair[0].endswith(f" {reading.item}"))
     if namesakes:
         return less_than_neighbours(reading, structs.replace(evidence, neighbours=namesakes))

@@ -10,7 +10,7 @@ import re
 from labctl.accelerators.nvidia.readings import GIB, SCRIPT, SLOW, Process, processes, readings
 from labctl.accelerators.nvidia.xid import LINES, RESTART
 from labctl.health import rules
-from labctl.health.model import Answer, Check, Evidence, Level, Reading, Subject
+from labctl.health.model import Answer, Check, Evidence, Level, Reading, Subject, shown
 from labctl.system import human
 
 _RESET = (
@@ -50,7 +50,7 @@ def _judge_retired(reading: Reading, evidence: Evidence) -> Answer | None:
     """Judge retired pages. Source: Dynamic Page Retirement, RMA Policy: 60 of the 64 that a card can retire."""
     if evidence.limit is None or not isinstance(reading.value, int) or reading.value < evidence.limit:
         return None
-    return Answer("bad", f"retired pages {reading.value}, NVIDIA replaces the card from {evidence.limit:g} on")
+    return Answer("bad", f"retired pages {reading.value}, NVIDIA replaces the card from {shown(evidence.limit)} on")
 
 
 def _judge_slowdown(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
@@ -75,7 +75,7 @@ def _judge_margin(reading: Reading, evidence: Evidence) -> Answer | None:
     """Judge an idle card that is nearly as hot as makes it slow."""
     if not isinstance(reading.value, (int, float)) or evidence.limit is None or reading.value > evidence.limit:
         return None
-    return Answer("remark", f"temperature is {reading.value:g} °C below that of its slowdown, while it is idle")
+    return Answer("remark", f"temperature is {shown(reading.value)} °C below that of its slowdown, while it is idle")
 
 
 def _judge_links(reading: Reading, evidence: Evidence) -> Answer | None:
@@ -97,8 +97,8 @@ def _judge_processes(reading: Reading, evidence: Evidence) -> Answer | None:  # 
     if not found:
         return None
     large = any((process.memory or 0) > GIB and not process.container for process in found)
-    shown = "; ".join(map(_told, found[:3])) + (f"; {len(found) - 3} more" if len(found) > 3 else "")
-    return Answer("bad" if large else "remark", f"is used by {shown}")
+    users = "; ".join(map(_told, found[:3])) + (f"; {len(found) - 3} more" if len(found) > 3 else "")
+    return Answer("bad" if large else "remark", f"is used by {users}")
 
 
 def _told(process: Process) -> str:

@@ -118,6 +118,12 @@ def test_read_only_file_system() -> None:
     assert inner["/d", "free space"] == "0 of 0.0001"
 
 
+def test_large_file_system() -> None:
+    """Show the space of a file system of 2 PiB in full."""
+    found = folders(f"given\tr\tr-\t/d\t4096 {1 << 38} {1 << 39} 5 9 ab\t/d", asked="given r /d")
+    assert found["/d", "free space"] == "1048576 of 2097152"
+
+
 def test_no_sizes() -> None:
     """Say nothing of sizes that a file system does not report."""
     assert ("/d", "free inodes") not in folders("given\tr\tr-\t/d\t4096 9 20 0 0 ab\t/d", asked="given r /d")

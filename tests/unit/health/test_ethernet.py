@@ -178,6 +178,7 @@ def test_another_mtu_than_the_neighbours_is_a_remark(tmp_path: Path) -> None:
         ("carrier_changes", 5, ("ethernet-flaps", "bad", "eth0: carrier_changes +3")),
         ("statistics/rx_crc_errors", 100, ("ethernet-crc", "remark", "eth0: rx_crc_errors +100")),
         ("statistics/rx_crc_errors", 101, ("ethernet-crc", "bad", "eth0: rx_crc_errors +101")),
+        ("statistics/rx_crc_errors", 2_500_001, ("ethernet-crc", "bad", "eth0: rx_crc_errors +2500001")),
     ],
 )
 def test_growing_counters_are_told(tmp_path: Path, file: str, now: int, expected: tuple[str, str, str]) -> None:
