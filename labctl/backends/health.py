@@ -76,7 +76,7 @@ def known_checks() -> frozenset[str]:
     modules = accelerators.modules().values()
     subjects = [*catalogue.HOST, *(module.subject for module in modules if module.subject)]
     names = {check.name for subject in subjects for check in subject.checks}
-    return frozenset({*names, *(check.name for subject in subjects for check in subject.lines), "changed"})
+    return frozenset({*names, *(check.name for subject in subjects for check in subject.lines), examine.CHANGED})
 
 
 def look(

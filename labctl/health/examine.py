@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct, field
 
@@ -22,11 +23,14 @@ from labctl.health.model import (
     Subject,
     Value,
 )
+from labctl.health.script import ERRORS
 from labctl.system import human
 
 PROCESSOR = "processor"
 """Reading that nodes of the same hardware have in common."""
 KERNEL_SOURCE = "dmesg"
+CHANGED, CHANGES = "changed", "Changes"
+"""Name of the check of what moved, and its heading."""
 OWN_LEVELS: Mapping[int, Level] = {0: "ok", 1: "remark", 2: "bad"}
 TIMED_OUT = 124
 """Exit code of timeout(1) for a command that did not end."""
@@ -73,7 +77,7 @@ def examine(
                 conditions += _of_lines(subject, line_check, now, rules, past)
     unreadable = tuple(_unreadable(now, subjects))
     conditions += unreadable
-    if "changed" not in rules.off:
+    if CHANGED not in rules.off:
         # Items of a subject that cannot be read are not gone.
         conditions += changed(now, past, has_all=not unreadable)
     conditions += own(now, rules)
@@ -111,9 +115,17 @@ def _of_check(
             before=earlier.value if earlier else None,
             same_boot=bool(past.snapshot and past.snapshot.boot == now.boot),
         )
-        answer = check.judge(reading, evidence) or Answer("ok", "")
+        answer = _judged(partial(check.judge, reading, evidence)) or Answer("ok", "")
         steps = _filled(check.steps, reading.item, now) if answer.level in ("bad", "remark") else ()
         yield _condition(subject, check.name, reading, answer, steps)
+
+
+def _judged(judge: Callable[[], Answer | None]) -> Answer | None:
+    """Return a judge's answer; unknown if it fails, as on a value that nobody expects."""
+    try:
+        return judge()
+    except ERRORS as error:
+        return Answer("unknown", f"the check failed: {type(error).__name__}: {error}")
 
 
 def _condition(
@@ -172,7 +184,7 @@ def _of_lines(subject: Subject, check: LineCheck, now: Snapshot, rules: Rules, p
         if line.seconds <= past.since or any(re.search(pattern, line.text) for pattern in rules.ignored):
             continue
         match = re.search(check.pattern, line.text)
-        answer = check.judge(match) if match else None
+        answer = _judged(partial(check.judge, match)) if match else None
         if answer:
             answers.setdefault(answer, []).append(line)
     for answer, lines in answers.items():
@@ -186,7 +198,7 @@ def _of_lines(subject: Subject, check: LineCheck, now: Snapshot, rules: Rules, p
             text=f"{answer.text}{times}{ago}",
             value=lines[-1].text,
             source=KERNEL_SOURCE,
-            steps=_filled(check.steps, answer.item, now),
+            steps=_filled(check.steps, answer.item, now) if answer.level != "unknown" else (),
         )
     if not answers:
         yield Condition(check=check.name, subject=subject.name, level="ok", source=KERNEL_SOURCE)
@@ -227,7 +239,7 @@ def _gone(now: Snapshot, before: Snapshot) -> Iterator[Condition]:
             continue
         shown = ", ".join(f"{reading.name} {reading.text()}" for reading in facts[:3] if reading.value is not None)
         level: Level = "bad" if any(reading.kin for reading in facts) else "remark"
-        yield Condition(check="changed", subject="Changes", level=level, item=item, text=f"is gone; it had {shown}")
+        yield Condition(check=CHANGED, subject=CHANGES, level=level, item=item, text=f"is gone; it had {shown}")
 
 
 def _tool(reading: Reading) -> str:
@@ -242,7 +254,7 @@ def _moved(now: Snapshot, before: Mapping[str, str], when: str) -> Iterator[Cond
         if reading.kind == "fact" and reading.value is not None and earlier not in (None, reading.text()):
             text = f"{reading.name} {reading.text()}, {earlier} {when}"
             yield Condition(
-                check="changed", subject="Changes", level="remark", item=reading.item, text=text, source=reading.source
+                check=CHANGED, subject=CHANGES, level="remark", item=reading.item, text=text, source=reading.source
             )
 
 

@@ -41,8 +41,8 @@ own() {
 }
 """
 _LINE = re.compile(r"^(?:<\d+>)?\[ *(\d+\.\d+)\] ?(.*)$")
-_ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, OSError, RuntimeError)
-"""Errors of a parser on garbage; a RuntimeError is a StopIteration in a generator, or too deep a recursion."""
+ERRORS = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, OSError, RuntimeError)
+"""Errors of a parser or judge on garbage; a RuntimeError is a StopIteration in a generator, or too deep a recursion."""
 
 
 def script(subjects: Iterable[Subject], rules: Rules, *, full: bool, folders: Iterable[str] = ()) -> str:
@@ -104,7 +104,7 @@ def _of_subject(subject: Subject, dump: HostDump) -> Sequence[Reading]:
     """Return a subject's readings; a single unknown one if the host's text cannot be parsed."""
     try:
         return tuple(subject.readings(dump))
-    except _ERRORS as error:
+    except ERRORS as error:
         why = f"its output cannot be read: {type(error).__name__}: {error}"
         return (Reading(name=subject.name, value=None, source="", why=why),)
 

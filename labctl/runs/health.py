@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -267,7 +267,8 @@ def _changes_of(run: Run, host: str, before: Snapshot, now: Snapshot, rules: Rul
     earlier = examine.Past(since=examine.since_of(before, before))
     known_before = of_backend.named(before, examine.examine(before, subjects, rules, earlier, {}))
     known = {_identity(each) for each in known_before}
-    conditions = of_backend.named(now, examine.examine(now, subjects, rules, past, {}))
+    found = (*_restarted(before, now, rules), *examine.examine(now, subjects, rules, past, {}))
+    conditions = of_backend.named(now, found)
     verdict = HostHealth(host=host, nodes=of_backend.nodes_on(run.lab, host), level="ok", conditions=conditions)
     raised = {check.name for subject in subjects for check in subject.checks if check.bad_in_run}
     return [
@@ -277,6 +278,12 @@ def _changes_of(run: Run, host: str, before: Snapshot, now: Snapshot, rules: Rul
         for each in verdict.wrong
         if _identity(each) not in known
     ]
+
+
+def _restarted(before: Snapshot, now: Snapshot, rules: Rules) -> Iterator[Condition]:
+    """Yield that a host restarted between two looks, unless that is unknown or changes are off."""
+    if before.boot and now.boot and before.boot != now.boot and examine.CHANGED not in rules.off:
+        yield Condition(check=examine.CHANGED, subject=examine.CHANGES, level="bad", text="restarted")
 
 
 def _identity(condition: Condition) -> tuple[str, str, Level]:

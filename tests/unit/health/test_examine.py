@@ -138,6 +138,22 @@ def test_unknown_is_never_ok() -> None:
     assert worst("bad", "remark") == worst("unknown", "bad") == "bad"
 
 
+def test_a_check_that_fails_is_unknown() -> None:
+    """Examine values that a judge does not expect, and a line: both are unknown and tell why, and others are judged."""
+    checks = (
+        Check(name="inverse", reading="errors", judge=lambda reading, _: Answer("bad", f"{1 / int(reading.value or 0)}")),
+        Check(name="errors", reading="errors", judge=rules.above, limit=-1),
+    )
+    line = LineCheck(name="xid", pattern="Xid (.*)", judge=lambda match: Answer("bad", f"{int(match[1])}"))
+    subject, now = Subject(name="Cards", checks=checks, lines=(line,)), node(errors(0), lines=lines((5, "Xid a")))
+    found = examine.examine(now, (subject,), Rules(), Past(tells_age=False), {})
+    assert [(each.level, each.text.partition(" by ")[0].partition(" for ")[0]) for each in found] == [
+        ("unknown", "the check failed: ZeroDivisionError: division"),
+        ("bad", "errors 0, the limit is -1"),
+        ("unknown", "the check failed: ValueError: invalid literal"),
+    ]
+
+
 def test_a_site_turns_checks_off_and_changes_limits() -> None:
     """Examine with rules: a check, one of lines and one of changes are off, and another limit counts."""
     hot = Reading(name="temperature", value=85, item="GPU 0", source="")

@@ -324,6 +324,17 @@ def test_what_changed_is_told_with_its_node_the_bad_first(make: Make) -> None:
     assert set(recorded.before) == set(recorded.after) == set(HOSTS)
 
 
+def test_a_restart_is_a_change_of_its_own(make: Make) -> None:
+    """Run while a host restarts: that is bad; not if either start is unknown, or if changes are off."""
+    backend = make("", accelerator="cpu")
+    restarted, unknown = printed(width=16, boot="b2"), printed(width=16, boot="")
+    run = backend.run()
+    assert changes(backend, run, gpu_1=restarted, gpu_2=unknown) == [("bad", "worker-1: restarted")]
+    assert [each.level for each in health.report(backend).hosts] == ["ok"] * len(HOSTS)
+    (backend.context.directory / "health.yml").write_text("checks:\n  changed: off\n")
+    assert health.changes(run, health.begin_after(backend, run)) == ()
+
+
 def test_what_was_wrong_before_is_no_change(make: Make) -> None:
     """Run on a host that was hot and had a line: neither counts, though the temperature is another one after it."""
     backend = make("", accelerator="cpu", gpu_1=printed("[ 5.0] Xid 79", heat=95))
