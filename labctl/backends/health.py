@@ -71,12 +71,16 @@ def subjects_of(accelerator: str) -> tuple[Subject, ...]:
     return (*((own,) if own else ()), *catalogue.HOST)
 
 
-def known_checks() -> frozenset[str]:
-    """Return the names of all checks, of every accelerator."""
+def known_checks() -> dict[str, float | None]:
+    """Return the limit of each check, of every accelerator; None for a check without one."""
     modules = accelerators.modules().values()
     subjects = [*catalogue.HOST, *(module.subject for module in modules if module.subject)]
-    names = {check.name for subject in subjects for check in subject.checks}
-    return frozenset({*names, *(check.name for subject in subjects for check in subject.lines), examine.CHANGED})
+    limits = {check.name: check.limit for subject in subjects for check in subject.checks}
+    return {
+        **limits,
+        **dict.fromkeys(check.name for subject in subjects for check in subject.lines),
+        examine.CHANGED: None,
+    }
 
 
 def look(

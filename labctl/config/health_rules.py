@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from labctl.config.yaml_reader import Schema, Value, compose
@@ -80,7 +81,14 @@ def _seconds(value: Value) -> float:
     return seconds
 
 
-def unknown(rules: Rules, known: frozenset[str], path: str = NAME) -> str:
-    """Return a warning of checks that ``health.yml`` names and nobody knows; empty if there are none."""
-    unknown = sorted((rules.off | rules.limits.keys()) - known - {own.name for own in rules.own})
-    return f"{path}: no check is called {', '.join(unknown)}" if unknown else ""
+def unknown(rules: Rules, known: Mapping[str, float | None], path: str = NAME) -> str:
+    """Return a warning of checks that ``health.yml`` names and nobody knows, and of limits without effect; or "".
+
+    ``known`` has the limit of each check; None for one that has none, as own checks.
+    """
+    limits = {**known, **dict.fromkeys(own.name for own in rules.own)}
+    unknown = sorted((rules.off | rules.limits.keys()) - limits.keys())
+    unused = sorted(name for name in rules.limits.keys() & limits.keys() if limits[name] is None)
+    texts = [f"no check is called {', '.join(unknown)}"] if unknown else []
+    texts += [f"{', '.join(unused)} {'have' if len(unused) > 1 else 'has'} no limit"] if unused else []
+    return f"{path}: {'; '.join(texts)}" if texts else ""

@@ -264,8 +264,8 @@ def _moved(now: Snapshot, before: Mapping[str, str], when: str) -> Iterator[Cond
 def own(now: Snapshot, rules: Rules) -> Iterator[Condition]:
     """Yield the answers of the site's own checks."""
     readings = {reading.name: reading for reading in now.readings}
-    for check in rules.own:
-        if check.name in rules.off or f"own {check.name}" not in readings:
+    for check in rules.own_on:
+        if f"own {check.name}" not in readings:
             continue
         reading = readings[f"own {check.name}"]
         code, _, text = str(reading.value or "").partition(" ")

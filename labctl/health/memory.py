@@ -146,6 +146,7 @@ SUBJECT = Subject(
             reading="OOM kills",
             # Mostly the program's own fault: it accuses no host.
             judge=rules.remark_grew,
+            limit=0,
             bad_in_run=True,
             steps=("{sudo}dmesg | grep -i 'killed process'", "give the program less to do, or more memory"),
         ),

@@ -175,6 +175,11 @@ class Rules(Struct, frozen=True, kw_only=True):
     """Regular expressions of harmless kernel lines."""
     own: tuple[OwnCheck, ...] = ()
 
+    @property
+    def own_on(self) -> tuple[OwnCheck, ...]:
+        """Return the own checks that are not off."""
+        return tuple(check for check in self.own if check.name not in self.off)
+
 
 class Condition(Struct, frozen=True, kw_only=True):
     """Answer of a check on a node."""

@@ -271,8 +271,8 @@ SUBJECT = Subject(
             steps=("compare slots, risers and the firmware's bifurcation of lanes with those of the other nodes",),
         ),
         Check(name="pcie-speed", reading="PCIe speed", judge=less_than_neighbours, steps=_WIDTH_STEPS),
-        Check(name="pcie-fatal", reading="fatal PCIe errors", judge=grew, steps=_ERROR_STEPS),
-        Check(name="pcie-nonfatal", reading="nonfatal PCIe errors", judge=grew, steps=_ERROR_STEPS),
+        Check(name="pcie-fatal", reading="fatal PCIe errors", judge=grew, limit=0, steps=_ERROR_STEPS),
+        Check(name="pcie-nonfatal", reading="nonfatal PCIe errors", judge=grew, limit=0, steps=_ERROR_STEPS),
         # They are repaired by sending again. Source for the order of magnitude: 8 replays a minute are "the maximum
         # recommended" (dcgm_gpu_hardware_limits.h of DCGM), which makes 1000 in two hours.
         Check(

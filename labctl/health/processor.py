@@ -277,6 +277,7 @@ SUBJECT = Subject(
                 name=f"{level}-throttling",
                 reading=f"{level} throttling because of heat",
                 judge=rules.remark_grew,
+                limit=0,
                 steps=("check fans, filters and the temperature of the room",),
             )
             for level in ("core", "package")

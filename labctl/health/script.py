@@ -59,8 +59,8 @@ def script(subjects: Iterable[Subject], rules: Rules, *, full: bool, folders: It
         parts += [f"printf '{SLOW}\\n'\n", *slow]
     patterns = "|".join(f"({check.pattern})" for subject in subjects for check in subject.lines)
     parts += [f"pattern={shlex.quote(patterns)}\n", KERNEL] if patterns else []
-    parts += [OWN] if rules.own else []
-    parts += [f"own {shlex.join((own.name, f'{own.seconds:g}', *own.command))}\n" for own in rules.own]
+    parts += [OWN] if rules.own_on else []
+    parts += [f"own {shlex.join((own.name, f'{own.seconds:g}', *own.command))}\n" for own in rules.own_on]
     return "".join((*parts, "finish\n"))
 
 
@@ -132,7 +132,7 @@ def kernel_lines(text: str) -> Iterator[KernelLine]:
 
 def _own(dump: HostDump, rules: Rules) -> Iterator[Reading]:
     """Yield the answer of each own check as a reading: its exit code and first line."""
-    for own in rules.own:
+    for own in rules.own_on:
         text = dump.facts.get(f"own {own.name}")
         yield Reading(
             name=f"own {own.name}",

@@ -325,7 +325,7 @@ SUBJECT = Subject(
         Check(name="gaudi-boot-firmware", reading="boot firmware", judge=rules.unlike_neighbours, steps=VERSIONS),
         Check(name="gaudi-memory", reading="device memory", judge=rules.less_than_neighbours, steps=SERVICE),
         Check(name="gaudi-status", reading="driver status", judge=judge_status, steps=SERVICE),
-        Check(name="gaudi-resets", reading="hard resets", judge=rules.remark_grew, steps=LINE_STEPS[1:]),
+        Check(name="gaudi-resets", reading="hard resets", judge=rules.remark_grew, limit=0, steps=LINE_STEPS[1:]),
         Check(name="gaudi-ecc", reading="uncorrectable ECC errors", judge=rules.above, limit=0, steps=SERVICE),
         Check(
             name="gaudi-rows-pending",
@@ -337,6 +337,7 @@ SUBJECT = Subject(
             name="gaudi-rows",
             reading="rows replaced after double bit errors",
             judge=rules.remark_grew,
+            limit=0,
             steps=("have the card serviced if the number grows on",),
         ),
         Check(
@@ -356,7 +357,7 @@ SUBJECT = Subject(
         ),
         Check(name="gaudi-ports", reading="internal ports up", judge=rules.less_than_neighbours, steps=CABLES),
         Check(name="gaudi-external-ports", reading="external ports up", judge=rules.less_than_neighbours, steps=CABLES),
-        Check(name="gaudi-link-toggles", reading="link toggles", judge=rules.remark_grew, steps=CABLES),
+        Check(name="gaudi-link-toggles", reading="link toggles", judge=rules.remark_grew, limit=0, steps=CABLES),
     ),
     lines=(
         LineCheck(

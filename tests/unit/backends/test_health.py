@@ -357,6 +357,7 @@ def test_the_age_of_a_verdict_tells_what_moved_since(lab: Lab) -> None:
 
 def test_checks_of_every_accelerator_are_known() -> None:
     """List the names: those of hosts' subjects, of lines, of accelerators' subjects, and of changes."""
-    assert {"width", "errors", "xid", "changed", "gaudi-count"} <= health.known_checks()
+    assert {"width", "errors", "xid", "changed", "gaudi-count", "gaudi-ecc"} <= health.known_checks().keys()
+    assert {name for name, limit in health.known_checks().items() if limit is not None} >= {"gaudi-ecc", "gpu-pages"}
     assert health.subjects_of("cpu") == (LINKS,)
     assert [subject.name for subject in health.subjects_of("habana")] == ["Gaudi", "Links"]

@@ -83,5 +83,16 @@ def test_an_error_names_the_line(tmp_path: Path, text: str, reason: str) -> None
 def test_checks_that_nobody_knows_are_named(tmp_path: Path) -> None:
     """Compare the names with the known ones: the unknown are named once, own checks are known."""
     rules = loaded(tmp_path, WHOLE.replace("clock: false", "storage: off"))
-    assert health_rules.unknown(rules, frozenset({"temperature", "pcie-width"})) == ""
-    assert health_rules.unknown(rules, frozenset()) == "health.yml: no check is called pcie-width, temperature"
+    assert health_rules.unknown(rules, {"temperature": 5, "pcie-width": None}) == ""
+    assert health_rules.unknown(rules, {}) == "health.yml: no check is called pcie-width, temperature"
+
+
+def test_limits_of_checks_that_have_none_are_named(tmp_path: Path) -> None:
+    """Set limits of checks: those without one are named, own checks too, beside a check that nobody knows."""
+    known = {"disk-space": 1.0, "pcie-width": None}
+    rules = loaded(tmp_path, "checks:\n  disk-space: {limit: 5}\n  pcie-width: {limit: 8}\n")
+    assert health_rules.unknown(rules, known) == "health.yml: pcie-width has no limit"
+    rules = loaded(
+        tmp_path, "checks:\n  own1: {limit: 5}\n  pcie-width: {limit: 8}\n  x: off\nown:\n  own1: {command: a}\n"
+    )
+    assert health_rules.unknown(rules, known) == ("health.yml: no check is called x; own1, pcie-width have no limit")

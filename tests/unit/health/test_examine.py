@@ -141,7 +141,7 @@ def test_unknown_is_never_ok() -> None:
 def test_a_check_that_fails_is_unknown() -> None:
     """Examine values that a judge does not expect, and a line: both are unknown and tell why, and others are judged."""
     checks = (
-        Check(name="inverse", reading="errors", judge=lambda reading, _: Answer("bad", f"{1 / int(reading.value or 0)}")),
+        Check(name="inverse", reading="errors", judge=lambda *_: Answer("bad", f"{1 / 0}")),
         Check(name="errors", reading="errors", judge=rules.above, limit=-1),
     )
     line = LineCheck(name="xid", pattern="Xid (.*)", judge=lambda match: Answer("bad", f"{int(match[1])}"))

@@ -107,6 +107,14 @@ def test_an_own_check_that_does_not_end_is_ended(root: Path) -> None:
     assert time.monotonic() - began < 30
 
 
+def test_an_own_check_that_is_off_is_not_run(root: Path) -> None:
+    """Turn the only own check off: the script has no word of it, and nothing is read."""
+    rules = Rules(own=(OWN,), off=frozenset({OWN.name}))
+    text = script.script((FANS,), rules, full=False)
+    assert text == script.script((FANS,), Rules(), full=False)
+    assert [each.name for each in snapshot(output(text, root), rules=rules).readings] == ["fan", "clock offset"]
+
+
 def test_words_of_an_own_check_reach_it_unchanged(root: Path) -> None:
     """Pass words with spaces, quotes and a dollar: the command gets them as they are."""
     rules = Rules(own=(OwnCheck(name="echo", command=("printf", "%s|", "a b", "'$HOME'", '"')),))
