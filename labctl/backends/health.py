@@ -248,18 +248,28 @@ def keep(directory: Path, snapshots: Mapping[str, Snapshot], verdicts: Iterable[
         before = read(directory, verdict.host)
         good = before.good if before else None
         if verdict.level in ("ok", "remark"):
-            good = now if full else _completed(now, good)
+            good = _completed(now, good, full=full)
         kept = Kept(last=now, level=verdict.level, good=good)
         files.write(directory / FOLDER / f"{verdict.host}.json", msgspec.json.encode(kept).decode())
 
 
-def _completed(now: Snapshot, before: Snapshot | None) -> Snapshot:
-    """Return a quick look's readings, with those of the earlier full one that a quick look does not take."""
+def _completed(now: Snapshot, before: Snapshot | None, *, full: bool) -> Snapshot:
+    """Return the readings of a look, with the earlier ones that it lacks: those of a tool that gives no answer now.
+
+    A quick look lacks also what only a full one takes. Counters began anew if the host restarted.
+    """
     if before is None:
         return now
-    taken = now.by_key()
-    rest = (reading for reading in before.readings if reading.slow and reading.key not in taken)
-    return msgspec.structs.replace(now, readings=(*now.readings, *rest))
+    silent, known = examine.silent_tools(now), {each.key for each in now.readings if each.value is not None}
+    rest = {
+        each.key: each
+        for each in before.readings
+        if each.key not in known
+        and ((each.slow and not full) or examine.is_silent(each, silent))
+        and (each.kind != "counter" or before.boot == now.boot)
+    }
+    taken = (each for each in now.readings if each.key not in rest)
+    return msgspec.structs.replace(now, readings=(*taken, *rest.values()))
 
 
 def locked(directory: Path) -> Mapping[str, Mapping[str, str]]:

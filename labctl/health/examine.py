@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct, field
@@ -228,18 +228,30 @@ def _gone(now: Snapshot, before: Snapshot) -> Iterator[Condition]:
 
     An item is not gone if a tool that told of it gives no answer now.
     """
-    items = {reading.item for reading in now.readings}
-    silent = {_tool(reading) for reading in now.readings if reading.value is None and not reading.item} - {""}
+    items, silent = {reading.item for reading in now.readings}, silent_tools(now)
     known = [reading for reading in before.readings if reading.kind == "fact" and not reading.slow]
     for item in dict.fromkeys(reading.item for reading in known):
         if item in items:
             continue
         facts = [reading for reading in known if reading.item == item]
-        if not silent.isdisjoint(map(_tool, facts)):
+        if any(is_silent(reading, silent) for reading in facts):
             continue
         shown = ", ".join(f"{reading.name} {reading.text()}" for reading in facts[:3] if reading.value is not None)
         level: Level = "bad" if any(reading.kin for reading in facts) else "remark"
         yield Condition(check=CHANGED, subject=CHANGES, level=level, item=item, text=f"is gone; it had {shown}")
+
+
+def silent_tools(now: Snapshot) -> frozenset[tuple[str, str]]:
+    """Return each tool that gives no answer, with the item of which it gives none; empty for all of the node."""
+    return frozenset((reading.item, _tool(reading)) for reading in now.readings if reading.value is None)
+
+
+def is_silent(reading: Reading, silent: Collection[tuple[str, str]]) -> bool:
+    """Tell if an earlier reading is from a tool that gives no answer now.
+
+    Output that cannot be parsed names no tool: then each may be silent.
+    """
+    return not {("", ""), ("", _tool(reading)), (reading.item, _tool(reading))}.isdisjoint(silent)
 
 
 def _tool(reading: Reading) -> str:

@@ -306,6 +306,31 @@ def test_a_quick_look_completes_the_earlier_full_one(lab: Lab) -> None:
     assert keep(lab, snapshot(width(), time=3.0)).good == snapshot(width(), time=3.0)
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_a_card_is_missed_whose_tool_was_silent_for_a_while(lab: Lab, full: bool) -> None:
+    """Keep a good look in which a tool was silent, after one with its cards and counters: these stay the good ones."""
+    errors = Reading(name="errors", value=3, item="GPU 1", kind="counter", source="smi -q")
+    cards = [width(item=f"GPU {at}", source="smi -q") for at in range(2)]
+    silent = Reading(name="smi", value=None, source="smi", why="it did not answer in 5 s")
+    keep(lab, snapshot(width(), *cards, errors, time=1.0), full=full)
+    kept = keep(lab, snapshot(width(), silent, time=2.0), "remark", full=full)
+    assert kept.good == snapshot(width(), silent, *cards, errors, time=2.0)
+    grown = snapshot(width(), *cards, replace(errors, value=5), time=3.0)
+    assert sentences(judged(lab, gpu_0=grown)["gpu-0"]) == ["GPU 1: errors +2"]
+    assert sentences(judged(lab, gpu_0=snapshot(width(), cards[0], time=3.0))["gpu-0"]) == [
+        "GPU 1: is gone; it had width 16"
+    ]
+
+
+def test_values_that_are_unknown_for_a_while_are_kept_but_no_counters_of_another_start(lab: Lab) -> None:
+    """Keep a look with unknown values of a card, after a restart: the facts stay the good ones, counters do not."""
+    errors = Reading(name="errors", value=3, item="eth0", kind="counter", source="")
+    keep(lab, snapshot(width(), errors, time=1.0))
+    unknown = [width(None, why="no answer"), replace(errors, value=None, why="no answer")]
+    kept = keep(lab, snapshot(*unknown, time=2.0, boot="b2"))
+    assert kept.good == snapshot(unknown[1], width(), time=2.0, boot="b2")
+
+
 def test_a_quick_look_after_a_full_one_finds_nothing_gone_or_moved(lab: Lab) -> None:
     """Read a host fully, then quickly, and fully with another version: only that moved, across the quick look."""
     full, _ = look(Hosts(gpu_0=GOOD.replace("end", "fact slow\nfact version\n\tv1\nend")), full=True)
