@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -272,13 +273,25 @@ def _completed(now: Snapshot, before: Snapshot | None, *, full: bool) -> Snapsho
     return msgspec.structs.replace(now, readings=(*taken, *rest.values()))
 
 
-def locked(directory: Path) -> Mapping[str, Mapping[str, str]]:
-    """Return the fingerprint of each host in the lab's lock file; empty without."""
+def frozen(snapshot: Snapshot) -> dict[str, Any]:
+    """Return a host's fingerprint as a lock file has it: its own facts by name, and beside them those of each item."""
+    facts = examine.facts_of(snapshot)
+    return {**facts.pop("", {}), **facts}
+
+
+def locked(directory: Path) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    """Return the fingerprint of each host in the lab's lock file, facts by item and name; empty without."""
     try:
         document = json.loads((directory / LOCK).read_text(encoding="utf-8"))
-        return {host: dict(facts.get(FINGERPRINT) or {}) for host, facts in document["hosts"].items()}
+        return {host: _by_item(facts.get(FINGERPRINT) or {}) for host, facts in document["hosts"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
+
+
+def _by_item(facts: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+    """Return the facts of a fingerprint by item and name, the host's own by the empty item."""
+    own = {name: value for name, value in facts.items() if isinstance(value, str)}
+    return {"": own, **{item: value for item, value in facts.items() if isinstance(value, dict)}}
 
 
 def ages(directory: Path, hosts: Mapping[str, str], now: float) -> dict[str, str]:

@@ -41,8 +41,8 @@ class Past(Struct, frozen=True, kw_only=True):
 
     snapshot: Snapshot | None = None
     since: float = 0.0
-    frozen: Mapping[str, str] = field(default_factory=dict)
-    """The node's fingerprint in a lock file."""
+    frozen: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The node's fingerprint in a lock file: facts by item and name."""
     lock: str = ""
     """Name of the lock file."""
     tells_age: bool = True
@@ -80,6 +80,7 @@ def examine(
     if CHANGED not in rules.off:
         # Items of a subject that cannot be read are not gone.
         conditions += changed(now, past, has_all=not unreadable)
+        conditions += () if unreadable else missing(now, past, subjects, neighbours)
     conditions += own(now, rules)
     return tuple(conditions)
 
@@ -207,10 +208,19 @@ def _of_lines(subject: Subject, check: LineCheck, now: Snapshot, rules: Rules, p
 # --- what moved ----------------------------------------------------------------------------------------------
 
 
+def facts_of(snapshot: Snapshot) -> dict[str, dict[str, str]]:
+    """Return a node's facts by item and name, its own by the empty item."""
+    facts: dict[str, dict[str, str]] = {}
+    for reading in snapshot.readings:
+        if reading.kind == "fact" and reading.value is not None:
+            facts.setdefault(reading.item, {})[reading.name] = reading.text()
+    return facts
+
+
 def fingerprint(snapshot: Snapshot) -> dict[str, str]:
-    """Return a node's facts by ``ITEM NAME``, as a lock file has them."""
-    facts = (reading for reading in snapshot.readings if reading.kind == "fact" and reading.value is not None)
-    return {" ".join(filter(None, reading.key)): reading.text() for reading in facts}
+    """Return a node's facts by ``ITEM NAME``."""
+    of_items = facts_of(snapshot).items()
+    return {f"{item} {name}".lstrip(): text for item, facts in of_items for name, text in facts.items()}
 
 
 def changed(now: Snapshot, past: Past, *, has_all: bool = True) -> Iterator[Condition]:
@@ -218,7 +228,7 @@ def changed(now: Snapshot, past: Past, *, has_all: bool = True) -> Iterator[Cond
     if past.snapshot and has_all:
         yield from _gone(now, past.snapshot)
     if past.snapshot:
-        yield from _moved(now, fingerprint(past.snapshot), "before")
+        yield from _moved(now, facts_of(past.snapshot), "before")
     if past.frozen:
         yield from _moved(now, past.frozen, f"in {past.lock}")
 
@@ -259,15 +269,54 @@ def _tool(reading: Reading) -> str:
     return reading.source.partition(" ")[0]
 
 
-def _moved(now: Snapshot, before: Mapping[str, str], when: str) -> Iterator[Condition]:
+def _moved(now: Snapshot, before: Mapping[str, Mapping[str, str]], when: str) -> Iterator[Condition]:
     """Yield a remark per fact that has another value than before."""
     for reading in now.readings:
-        earlier = before.get(" ".join(filter(None, reading.key)))
+        earlier = before.get(reading.item, {}).get(reading.name)
         if reading.kind == "fact" and reading.value is not None and earlier not in (None, reading.text()):
             text = f"{reading.name} {reading.text()}, {earlier} {when}"
             yield Condition(
                 check=CHANGED, subject=CHANGES, level="remark", item=reading.item, text=text, source=reading.source
             )
+
+
+def missing(
+    now: Snapshot, past: Past, subjects: Sequence[Subject], neighbours: Mapping[str, Snapshot]
+) -> Iterator[Condition]:
+    """Yield the items of the lock file that a node lacks, besides those that are gone since the earlier readings.
+
+    An item is not missing if its subject gives no answer, or any subject if its own is unknown.
+    """
+    known = {reading.item for each in (now, past.snapshot) if each for reading in each.readings}
+    silent = {subject.name for subject in subjects if _is_silent(subject, now)}
+    for item, facts in past.frozen.items():
+        own = {subject.name for subject in subjects for check in subject.checks if check.reading in facts}
+        if item in known | {""} or (silent & own if own else silent):
+            continue
+        # The model says what an item is, else the first fact: a card's PCI id.
+        names = sorted(facts, key=lambda name: (name != "model", name))[:3]
+        shown = ", ".join(f"{name} {facts[name]}" for name in names)
+        is_hardware = _has_kin(facts, (now, *neighbours.values()))
+        level: Level = "bad" if is_hardware and not _is_elsewhere(names[0], facts, now, past) else "remark"
+        text = f"is not there; {past.lock} has {shown}"
+        yield Condition(check=CHANGED, subject=CHANGES, level=level, item=item, text=text, source=past.lock)
+
+
+def _is_silent(subject: Subject, now: Snapshot) -> bool:
+    """Tell if a subject's readings of a node are unknown; those of a full look alone tell of no further item."""
+    names = {check.reading for check in subject.checks}
+    return any(each.name in names and each.value is None and not each.item and not each.slow for each in now.readings)
+
+
+def _has_kin(facts: Mapping[str, str], snapshots: Iterable[Snapshot]) -> bool:
+    """Tell if there is hardware with such facts that has neighbours."""
+    return any(reading.kin and reading.name in facts for snapshot in snapshots for reading in snapshot.readings)
+
+
+def _is_elsewhere(name: str, facts: Mapping[str, str], now: Snapshot, past: Past) -> bool:
+    """Tell if an item that the lock file lacks has this fact: a card has another address in another slot."""
+    new = (reading for reading in now.readings if reading.item not in past.frozen and reading.name == name)
+    return any(reading.text() == facts[name] for reading in new)
 
 
 # --- what a site adds ----------------------------------------------------------------------------------------

@@ -204,11 +204,29 @@ def keep(lab: Lab, now: Snapshot, level: Level = "ok", *, full: bool = True) -> 
 def test_a_host_is_compared_with_its_last_good_readings_and_the_lock_file(lab: Lab) -> None:
     """Judge a host that was good once and has a lock file: both are compared, and its last good time is told."""
     keep(lab, snapshot(width(32), time=1000.0))
-    locked = {"hosts": {"gpu-0": {"driver": "x", "hardware": {"eth0 width": "64"}}}}
+    locked = {"hosts": {"gpu-0": {"driver": "x", "hardware": {"processor": "EPYC", "eth0": {"width": "64"}}}}}
     (lab.directory / "lab.lock").write_text(json.dumps(locked))
     verdict = judged(lab, gpu_0=snapshot(width()))["gpu-0"]
     assert sentences(verdict) == ["eth0: width 16, 32 before", "eth0: width 16, 64 in lab.lock"]
     assert (verdict.level, verdict.last_good) == ("remark", 8000)
+
+
+def test_a_card_of_the_lock_file_that_is_not_there_is_bad_unless_its_tool_is_silent(tmp_path: Path) -> None:
+    """Judge a host without good readings that lacks one of two locked cards: bad; if no card is told, unknown only."""
+    lab = builders.lab(directory=tmp_path, accelerator="nvidia")
+    cards = [
+        Reading(name=name, value=value, item=f"GPU {at}", kind="fact", kin="H100", source="nvidia-smi -q -x")
+        for at in range(2)
+        for name, value in (("VBIOS", "96.00"), ("model", "H100"))
+    ]
+    locked = {"hosts": {"local": {"hardware": health.frozen(snapshot(width(), *cards))}}}
+    (tmp_path / "lab.lock").write_text(json.dumps(locked))
+    assert health.locked(tmp_path)["local"]["GPU 1"] == {"VBIOS": "96.00", "model": "H100"}
+    lost = judged(lab, local=snapshot(width(), *cards[:2]))["local"]
+    assert sentences(lost) == ["GPU 1: is not there; lab.lock has model H100, VBIOS 96.00"]
+    assert lost.level == "bad"
+    silent = Reading(name="nvidia-smi", value=None, source="nvidia-smi", why="nvidia-smi did not answer in 5 s")
+    assert sentences(judged(lab, local=snapshot(width(), silent))["local"]) == []
 
 
 def test_bad_findings_last_until_they_are_mended_or_a_shorter_time_is_asked_for(lab: Lab) -> None:

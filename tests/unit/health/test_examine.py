@@ -251,7 +251,7 @@ def version(value: str | None, item: str = "", **fields: Any) -> Reading:
 
 def test_a_fact_that_moved_is_a_remark() -> None:
     """Examine another version than before and than in the lock file: a remark for each."""
-    past = Past(snapshot=node(version("570")), frozen={"driver": "560"}, lock="lab.lock")
+    past = Past(snapshot=node(version("570")), frozen={"": {"driver": "560"}}, lock="lab.lock")
     assert sentences(node(version("580")), past=past) == [
         ("remark", "driver 580, 570 before"),
         ("remark", "driver 580, 560 in lab.lock"),
@@ -260,8 +260,9 @@ def test_a_fact_that_moved_is_a_remark() -> None:
 
 def test_a_fact_is_found_in_the_lock_file_by_item_and_name() -> None:
     """Examine cards with a lock file: only what differs is told, and nothing of what it does not have."""
-    frozen = examine.fingerprint(node(card(0), card(1), version("580")))
-    assert frozen == {"GPU 0 PCIe width": "16", "GPU 1 PCIe width": "16", "driver": "580"}
+    before = node(card(0), card(1), version("580"))
+    assert examine.fingerprint(before) == {"GPU 0 PCIe width": "16", "GPU 1 PCIe width": "16", "driver": "580"}
+    frozen = examine.facts_of(before)
     past = Past(frozen=frozen, lock="lab.lock")
     now = node(card(0), card(1, 32), card(2), version("580"))
     assert ("remark", "GPU 1: PCIe width 32, 16 in lab.lock") in sentences(now, past=past)
@@ -304,6 +305,47 @@ def test_items_of_a_tool_that_does_not_answer_are_not_gone() -> None:
 def test_what_only_a_full_look_takes_is_not_gone_in_a_quick_one() -> None:
     """Examine a quick look after a full one, which had an item of its own: nothing is gone."""
     assert sentences(node(card(0)), node(card(0), version("F1", "fan", slow=True))) == []
+
+
+FROZEN = {
+    "": {"driver": "580"},
+    "GPU 0": {"PCIe width": "16"},
+    "GPU 1": {"PCIe width": "16", "a": "1", "b": "2", "model": "H100"},
+    "fan": {"rpm": "9"},
+}
+
+
+def lacking(*readings: Reading, before: Snapshot | None = None) -> list[tuple[str, str]]:
+    """Return level and sentence of what is wrong with a node beside a lock file with two cards and a fan."""
+    return sentences(node(*readings), past=Past(frozen=FROZEN, lock="lab.lock", snapshot=before))
+
+
+def test_an_item_of_the_lock_file_that_is_not_there_is_told() -> None:
+    """Examine without a card and a fan of the lock file: hardware that has neighbours is bad, else a remark."""
+    assert lacking(card(0)) == [
+        ("bad", "GPU 1: is not there; lab.lock has model H100, PCIe width 16, a 1"),
+        ("remark", "fan: is not there; lab.lock has rpm 9"),
+    ]
+    assert [level for level, _ in lacking()] == ["remark"] * 3
+
+
+def test_an_item_that_is_gone_or_has_another_place_is_told_once() -> None:
+    """Examine without a card that was there before too, and with one at a new place: once each, the latter a remark."""
+    before = node(card(0), card(1), version("9", "fan", name="rpm"))
+    assert [text for _, text in lacking(card(0), before=before)] == [
+        "GPU 1: is gone; it had PCIe width 16",
+        "fan: is gone; it had rpm 9",
+    ]
+    model = Reading(name="model", value="H100", item="GPU 7", kind="fact", source="")
+    assert lacking(card(0), model)[0] == ("remark", "GPU 1: is not there; lab.lock has model H100, PCIe width 16, a 1")
+
+
+def test_an_item_of_the_lock_file_is_not_missing_if_its_subject_gives_no_answer() -> None:
+    """Examine a node whose subject is silent or garbage: nothing is missing; nor if only what is slow is silent."""
+    silent = Reading(name="errors", value=None, source="smi", why="no answer")
+    assert lacking(card(0), silent) == [("unknown", "no answer")]
+    assert len(lacking(card(0), replace(silent, slow=True))) == 3
+    assert lacking(card(0), replace(silent, name="Cards", source="")) == [("unknown", "no answer")]
 
 
 # --- own checks ------------------------------------------------------------------------------------------

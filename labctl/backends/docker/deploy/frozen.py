@@ -22,7 +22,6 @@ from labctl.backends.state import ObservedState
 from labctl.config import health_rules
 from labctl.config.context import Context
 from labctl.errors import HostError, raise_all
-from labctl.health import examine
 from labctl.jobs import inputs
 from labctl.model import HERE, LAUNCHER, Cache, Host, Lab, Workload
 from labctl.records import store
@@ -167,13 +166,13 @@ def _hosts(
     return facts
 
 
-def _hardware(cluster: Cluster, lab: Lab) -> dict[str, dict[str, str]]:
+def _hardware(cluster: Cluster, lab: Lab) -> dict[str, dict[str, Any]]:
     """Return each host's fingerprint: processor, memory, cards, links, disks, drivers. HostError if one is silent."""
     subjects, rules = health.subjects_of(lab.accelerator), health_rules.load(lab.directory)
     hosts = tuple(host.name for host in lab.hosts)
     snapshots, failed = health.look(partial(on_hosts.run, cluster), hosts, subjects, rules, full=True)
     raise_all(failed)
-    return {host: examine.fingerprint(snapshot) for host, snapshot in snapshots.items()}
+    return {host: health.frozen(snapshot) for host, snapshot in snapshots.items()}
 
 
 def _device(*facts: str) -> str:
