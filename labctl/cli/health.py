@@ -70,7 +70,7 @@ def report_text(report: HealthReport, *, verbose: bool) -> str:
     if bad := [verdict.host for verdict in report.hosts if verdict.level == "bad"]:
         parts += [
             f"\nnext: `labctl health {bad[0]} --ticket` prints a text for whoever repairs it",
-            "      once it is mended: `labctl health --since 1m`, which counts nothing from before",
+            f"      once it is mended: `labctl health {bad[0]} --since 1m`, which counts nothing from before",
         ]
     if verbose:
         cells = [

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 MAIN = ("loss", "train_loss", "throughput")
 """Metrics that stand for a run in a list, the first that it has."""
-SHOWN, FOUND = 8, 3
-"""Ranks, and lines with metrics that were found, that the text of a result has at most."""
+SHOWN, FOUND, CHANGES = 8, 3, 6
+"""Ranks, lines with metrics that were found, and changes of nodes that the text of a result has at most."""
 ARGUMENTS = "labctl.arguments"
 """Key in ``ctx.meta`` of the arguments after `--`."""
 
@@ -472,6 +472,7 @@ def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]
         rows += [("hang", line) for line in (result.hang.sentence, *result.hang.lines)]
     if result.straggler:
         rows.append(("straggler", straggler.sentence(result.straggler)))
+    rows += [("changed", change) for change in result.node_changes[:CHANGES]]
     cause = f" ({result.cause})" if result.cause else ""
     unjudged = ", nothing judged" if result.outcome == COMPLETED else ""
     rows.append(("verdict", f"{result.outcome}{cause}{unjudged}: {result.message}"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
@@ -29,7 +30,8 @@ from labctl.records.outlook import Outlook
 from labctl.records.progress import tracker_of
 from labctl.records.verdict import RunOutcome, error
 from labctl.records.verdict import judge as verdict_of
-from labctl.runs import attempts, evidence, health
+from labctl.runs import attempts, changes, evidence
+from labctl.runs.health import Looked
 from labctl.system import filelock
 
 # Seconds that another labctl, which has followed a run to its end, has to judge it.
@@ -58,13 +60,20 @@ def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], obj
         held.callback(log.close)
         with backend.context.showing(log.progress, age, run.job.timeout):
             outcome = backend.supervise(run, log.keep_and_show(on_lines), age=age)
+        looked = changes.begin_after(backend, run)
         backend.collect(run_id)
         log.close()
-        return conclude(backend, run, outcome, log, outcome.seconds or time.monotonic() - began, now)
+        return conclude(backend, run, outcome, log, outcome.seconds or time.monotonic() - began, now, looked)
 
 
 def conclude(
-    backend: Backend, run: Run, outcome: RunOutcome, log: store.RunLog, seconds: float, now: datetime
+    backend: Backend,
+    run: Run,
+    outcome: RunOutcome,
+    log: store.RunLog,
+    seconds: float,
+    now: datetime,
+    looked: Future[Looked] | None,
 ) -> Result:
     """Write an ended run's result and evidence, delete its data on nodes; return the result. HostError on failure.
 
@@ -72,8 +81,8 @@ def conclude(
     that a later command writes it.
     """
     warn = backend.context.warn
-    looked = health.begin_after(backend, run)
-    result = with_changes(result_of(run, outcome, log, seconds, now), health.changes(run, looked))
+    result = result_of(run, outcome, log, seconds, now)
+    result = with_changes(result, changes.of(run, looked, now.timestamp() + seconds))
     if result.verdict != "PASS":
         result = replace(result, hang=store.read_hang(run.lab, run.run_id))
     shares = straggler.read(run.directory, [run.short(node.name) for node in run.job.nodes])
@@ -99,7 +108,7 @@ def conclude(
 
 def with_changes(result: Result, found: Sequence[Condition]) -> Result:
     """Return a result with what changed on its nodes; in its message too if it did not pass."""
-    message = result.message if result.verdict == "PASS" else health.message(result, found)
+    message = result.message if result.verdict == "PASS" else changes.message(result, found)
     return replace(result, message=message, node_changes=tuple(condition.sentence() for condition in found))
 
 

@@ -129,7 +129,7 @@ def ready(backend: Backend, request: Request) -> tuple[Run, Mapping[str, Snapsho
         observed = backend.observe(run)
     looked = health.begin_look(backend, observed)
     backend.require_ready(observed, request.options)
-    return observed, health.require_fit(backend, observed, looked)
+    return observed, health.require_fit(backend, observed, request.options, looked)
 
 
 def plan(backend: Backend, run: Run, options: RunOptions, *, preview: bool = False) -> Plan:
@@ -237,8 +237,8 @@ def _without_unfit(backend: Backend, workload: Workload, options: RunOptions, en
     bad = {node: why for node, why in health.unfit_nodes(backend).items() if node in used}
     if not bad:
         return options
-    if not workload.elastic:
-        raise health.unfit(bad, len(used))
+    if not workload.elastic or not used - bad.keys():
+        raise health.unfit(bad, tuple(used), options)
     backend.context.notice(f"the run goes on without {', '.join(bad)}: {next(iter(bad.values()))[0]}")
     return without(options, tuple(bad))
 

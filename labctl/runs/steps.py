@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,7 +20,8 @@ from labctl.model import HERE, Copy, File, Result
 from labctl.records import store
 from labctl.records.active import Run
 from labctl.records.verdict import RunOutcome
-from labctl.runs import health, judge
+from labctl.runs import changes, judge
+from labctl.runs.health import Looked
 
 
 @dataclass(kw_only=True)
@@ -37,6 +39,8 @@ class RunDeployment:
     began: float = field(init=False)
     log: store.RunLog = field(init=False)
     outcome: RunOutcome = field(init=False)
+    looked: Future[Looked] | None = None
+    """Readings of its hosts after it."""
     result: Result = field(init=False)
 
     @property
@@ -72,7 +76,7 @@ class StageRun(Step, frozen=True, kw_only=True):
     """Whether the hosts were read before the run."""
 
     def __str__(self) -> str:
-        read = (health.RECORD,) if self.reads_health else ()
+        read = (changes.RECORD,) if self.reads_health else ()
         printed = (*read, "output.log", "output.times", "metrics.jsonl")
         record = ", ".join((*(file.path for file in (*self.job, *self.record)), "started", *printed))
         copied = f"work/ (files of {self.code[0].root.name}: {len(self.code)})" if self.code else "work/"
@@ -84,7 +88,7 @@ class StageRun(Step, frozen=True, kw_only=True):
         run = deployment.run
         deployment.began = time.monotonic()
         store.create(run.lab, self.run_id, self.job, self.record, self.code)
-        health.record(run, deployment.before)
+        changes.record(run, changes.Recorded(before=deployment.before))
         deployment.log = store.RunLog(run.directory, run.lab, run.job.workload)
         deployment.held.callback(deployment.log.close)
         deployment.context.notice(f"run {self.run_id}: {run.job.workload.description}")
@@ -110,6 +114,8 @@ class LaunchRun(Step, frozen=True, kw_only=True):
                 deployment.log.progress, time.monotonic() - deployment.began, run.job.timeout
             ):
                 deployment.outcome = backend.supervise(run, keep, deployment.options)
+            # In the background, while the results are fetched.
+            deployment.looked = changes.begin_after(backend, run)
         except BaseException:
             backend.collect(run.run_id)
             raise
@@ -146,4 +152,5 @@ class WriteResult(Step, frozen=True, kw_only=True):
             deployment.log,
             deployment.outcome.seconds or time.monotonic() - deployment.began,
             deployment.now,
+            deployment.looked,
         )

@@ -61,7 +61,7 @@ unknown  gpu-1: xid, io-errors: only root reads it
 unknown  gpu-1: smart: no smartctl
 
 next: `labctl health gpu-1 --ticket` prints a text for whoever repairs it
-      once it is mended: `labctl health --since 1m`, which counts nothing from before
+      once it is mended: `labctl health gpu-1 --since 1m`, which counts nothing from before
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,6 +23,7 @@ from labctl.jobs.request import RunOptions
 from labctl.model import Event, Result
 from labctl.records import store
 from labctl.records.active import Run
+from labctl.runs import changes as changed
 from labctl.runs import health, judge, start
 from labctl.runs.health import Unfit
 from labctl.system import files
@@ -110,7 +112,7 @@ class Backend(InMemory):
     def fit(self, *names: str) -> Mapping[str, Snapshot]:
         """Read the hosts of a run on these nodes and judge them."""
         run = self.run(*names)
-        return health.require_fit(self, run, health.begin_look(self, run))
+        return health.require_fit(self, run, RunOptions(), health.begin_look(self, run))
 
 
 Make = Callable[..., Backend]
@@ -243,14 +245,16 @@ def test_if_all_nodes_are_bad_the_hint_excludes_none(make: Make) -> None:
 def test_what_is_wrong_with_several_nodes_is_said_once() -> None:
     """Tell of eight nodes with the same finding and one more: two sentences, and all nodes in the option."""
     bad = {f"worker-{number}": ["disk full"] for number in range(8)} | {"worker-8": ["hot", "disk full"]}
-    error = health.unfit(bad, 16)
+    error = health.unfit(bad, tuple(f"worker-{number}" for number in range(16)), RunOptions())
     assert error.message == "worker-0, worker-1, worker-2, worker-3 and 5 more: disk full; worker-8: hot"
     assert error.hint.startswith(f"--exclude {'@'.join(bad)} runs without; ")
 
 
 def test_more_findings_than_can_be_read_are_counted() -> None:
     """Tell of five findings: three, and the number of the others."""
-    error = health.unfit({"worker-0": [f"finding {number}" for number in range(5)]}, 2)
+    error = health.unfit(
+        {"worker-0": [f"finding {number}" for number in range(5)]}, ("worker-0", "worker-1"), RunOptions()
+    )
     assert error.message.endswith("; worker-0: finding 2 and 2 more")
 
 
@@ -304,9 +308,10 @@ def test_a_retry_does_not_mind_a_bad_node_that_the_run_does_not_use(make: Make) 
 def changes(backend: Backend, run: Run, **after: Any) -> list[tuple[str, str]]:
     """Record the readings before a run, change what hosts print, and return level and sentence of what changed."""
     store.create(run.lab, run.run_id, (), ())
-    health.record(run, health.require_fit(backend, run, health.begin_look(backend, run)))
+    before = health.require_fit(backend, run, RunOptions(), health.begin_look(backend, run))
+    changed.record(run, changed.Recorded(before=before))
     backend.answers |= {name.replace("_", "-"): answer for name, answer in after.items()}
-    found = health.changes(run, health.begin_after(backend, run))
+    found = changed.of(run, changed.begin_after(backend, run), time.time())
     return [(condition.level, condition.sentence()) for condition in found]
 
 
@@ -320,7 +325,7 @@ def test_what_changed_is_told_with_its_node_the_bad_first(make: Make) -> None:
         ("bad", "worker-1: Xid 79"),
         ("remark", "worker-1 eth0: width 8, 16 before"),
     ]
-    recorded = health.read(run.directory)
+    recorded = changed.read(run.directory)
     assert set(recorded.before) == set(recorded.after) == set(HOSTS)
 
 
@@ -332,7 +337,7 @@ def test_a_restart_is_a_change_of_its_own(make: Make) -> None:
     assert changes(backend, run, gpu_1=restarted, gpu_2=unknown) == [("bad", "worker-1: restarted")]
     assert [each.level for each in health.report(backend).hosts] == ["ok"] * len(HOSTS)
     (backend.context.directory / "health.yml").write_text("checks:\n  changed: off\n")
-    assert health.changes(run, health.begin_after(backend, run)) == ()
+    assert changed.of(run, changed.begin_after(backend, run), time.time()) == ()
 
 
 def test_what_was_wrong_before_is_no_change(make: Make) -> None:
@@ -360,11 +365,11 @@ def test_nothing_is_read_after_a_run_before_which_nothing_was(make: Make) -> Non
     """End a run without a record of readings, of another labctl, and with LAB_PREFLIGHT=off: no changes."""
     backend = make()
     run = backend.run()
-    assert health.begin_after(backend, run) is None
+    assert changed.begin_after(backend, run) is None
     run.directory.mkdir(parents=True)
-    (run.directory / health.RECORD).write_text("{")
-    assert health.begin_after(backend, run) is None
-    assert health.changes(run, None) == ()
+    (run.directory / changed.RECORD).write_text("{")
+    assert changed.begin_after(backend, run) is None
+    assert changed.of(run, None, time.time()) == ()
     assert changes(make(OFF), replace(run, job=builders.job(run.lab, run_id="20260102-150405-hello-0000"))) == []
 
 
@@ -373,17 +378,17 @@ def test_a_health_yml_that_breaks_during_a_run_does_not_keep_it_from_its_result(
     backend = make("", accelerator="cpu")
     run = backend.run()
     assert changes(backend, run) == []
-    looked = health.begin_after(backend, run)
+    looked = changed.begin_after(backend, run)
     (backend.context.directory / "health.yml").write_text("nonsense: 1\n")
-    assert health.changes(run, looked) == ()
-    assert health.begin_after(backend, run) is None
+    assert changed.of(run, looked, time.time()) == ()
+    assert changed.begin_after(backend, run) is None
 
 
 def test_a_look_that_fails_does_not_keep_a_run_from_its_result(make: Make) -> None:
     """End a run whose look raises a host's error: no changes."""
     looked: Future[Any] = Future()
     looked.set_exception(HostError("the engine is gone"))
-    assert health.changes(make().run(), looked) == ()
+    assert changed.of(make().run(), looked, time.time()) == ()
 
 
 def test_a_full_disk_does_not_hide_what_changed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,14 +397,67 @@ def test_a_full_disk_does_not_hide_what_changed(make: Make, monkeypatch: pytest.
     run = backend.run()
     changes(backend, run)
     backend.answers["gpu-1"] = printed(errors=4)
-    looked = health.begin_after(backend, run)
+    looked = changed.begin_after(backend, run)
 
     def full(*_: object, **__: object) -> None:
         """Raise HostError, as for a full disk."""
         raise HostError("no space left on device")
 
     monkeypatch.setattr(files, "write", full)
-    assert [each.sentence() for each in health.changes(run, looked)] == ["worker-1 eth0: errors +3"]
+    assert [each.sentence() for each in changed.of(run, looked, time.time())] == ["worker-1 eth0: errors +3"]
+
+
+def test_readings_long_after_the_end_tell_nothing_of_the_run(make: Make) -> None:
+    """Look at a detached run hours after its end: what grew since is not told as its change."""
+    backend = make("", accelerator="cpu", gpu_1=printed(errors=1))
+    run = backend.run()
+    changes(backend, run)
+    backend.answers["gpu-1"] = printed(errors=4)
+    assert changed.of(run, changed.begin_after(backend, run), time.time() - 3600) == ()
+
+
+def test_a_finding_is_warned_of_once(make: Make) -> None:
+    """Begin three runs on a host that is bad: the first is told why, the second that it is as before, until cured."""
+    backend = make(WARN, gpu_1=BAD)
+    backend.fit()
+    backend.fit()
+    assert backend.warnings == [f"worker-1: {WHY}", "1 finding as before the last run: labctl health"]
+    backend.answers["gpu-1"] = printed(width=16)
+    backend.fit()
+    backend.answers["gpu-1"] = BAD
+    backend.fit()
+    assert backend.warnings[2:] == [f"worker-1: {WHY}"]
+
+
+def test_a_lab_whose_folder_cannot_be_written_runs_all_the_same(make: Make, tmp_path: Path) -> None:
+    """Keep no verdict where .lab/health is a file: a run begins, and `health` warns and answers."""
+    backend = make(WARN)
+    (tmp_path / ".lab").mkdir(exist_ok=True)
+    (tmp_path / ".lab/health").write_text("")
+    assert set(backend.fit()) == set(HOSTS)
+    assert health.report(backend).level == "ok"
+    assert any("the verdicts are not kept" in text for text in backend.warnings)
+
+
+def test_since_keeps_only_the_hosts_that_are_shown(make: Make) -> None:
+    """Accept one host by --since: another host's line is still told the next time."""
+    line = printed("[ 999.0] Xid 79", width=16)
+    backend = make("", gpu_1=line, gpu_2=line)
+    assert health.report(backend).level == "bad"
+    assert health.report(backend, ("worker-1",), since=0.1).level == "ok"
+    assert {each.host: each.level for each in health.report(backend).hosts} == {
+        "gpu-0": "ok", "gpu-1": "ok", "gpu-2": "bad",
+    }  # fmt: skip
+
+
+def test_the_option_to_leave_out_a_node_goes_with_those_that_were_typed() -> None:
+    """Name what is left of --include, or add to --exclude; without a node left, name none."""
+    bad = {"worker-1": ["slow"]}
+    included = health.unfit(bad, ("worker-0", "worker-1"), RunOptions(include="worker-0@worker-1"))
+    assert included.hint.startswith("--include worker-0 runs without")
+    excluded = health.unfit(bad, ("worker-0", "worker-1"), RunOptions(exclude="worker-2"))
+    assert excluded.hint.startswith("--exclude worker-2@worker-1 runs without")
+    assert "runs without" not in health.unfit(bad, ("worker-1",), RunOptions()).hint
 
 
 def change(level: Level, text: str) -> Condition:
@@ -413,14 +471,14 @@ def test_a_message_names_what_went_bad_and_no_remark() -> None:
         run_id="r1", workload="hello", launcher="deepspeed", lab="demo", verdict="ERROR", cause="rank-crashed",
         message="rank 1 failed", exit_code=4,
     )  # fmt: skip
-    assert health.message(failed, [change("remark", "slow")]) == "rank 1 failed"
+    assert changed.message(failed, [change("remark", "slow")]) == "rank 1 failed"
     found = [change("bad", "errors +1"), change("remark", "slow"), *[change("bad", f"b{at}") for at in range(5)]]
-    assert health.message(failed, found) == (
+    assert changed.message(failed, found) == (
         "rank 1 failed; worker-1 eth0: errors +1 during the run; worker-1 eth0: b0 during the run; "
         "worker-1 eth0: b1 during the run"
     )
     killed = [replace(change("bad", "OOM kills +1"), check="oom")]
-    assert health.message(replace(failed, cause="out-of-memory"), killed) == "rank 1 failed"
+    assert changed.message(replace(failed, cause="out-of-memory"), killed) == "rank 1 failed"
 
 
 def test_a_result_has_what_changed_and_its_message_too_if_the_run_failed() -> None:
