@@ -33,6 +33,8 @@ SECONDS = 8.0
 """Time limit of a host's quick look, which takes below a second."""
 FULL_SECONDS = 60.0
 """Time limit of a full look: vendors' tools may take 20 seconds each."""
+ARRIVAL_SECONDS = 1.0
+"""Time in which an answer arrives that the limit cut."""
 
 RunOnHosts = Callable[[str, tuple[str, ...], float, Collection[str]], tuple[Mapping[str, CompletedProcess], Failures]]
 """Runs a script with arguments, for some seconds at most, on the hosts of these names, as ``Backend.on_hosts``."""
@@ -110,7 +112,7 @@ def look(
         received = time.time()
         if host not in done:
             raise failed.get(host, HostError(f"{host} was not read", hint="labctl doctor", node=host))
-        output = done[host].out
+        output = script.usable(done[host].out)
         quick = hostdump.read(script.quick_part(output), host) if full else None
         dump = hostdump.read(output, host)
         return script.snapshot(dump, subjects, rules, sent=sent, received=received, quick=quick)
@@ -122,7 +124,8 @@ def look(
         except HostError as error:
             return error
 
-    answers = run_with_deadlines([(partial(attempt, host), seconds) for host in hosts], width=len(hosts) or 1)
+    tasks = [(partial(attempt, host), seconds + ARRIVAL_SECONDS) for host in hosts]
+    answers = run_with_deadlines(tasks, width=len(hosts) or 1)
     snapshots = {host: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, Snapshot)}
     errors = {host: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, HostError)}
     for host in hosts:

@@ -33,10 +33,20 @@ WARNINGS = (
 """Bits of an NVMe disk's critical warning. Source: NVM Express Base Specification 2.0, figure "SMART / Health"."""
 _HEAT = 1 << 1
 
+SCRIPT = r"""
+printf 'file proc/self/mounts\n'
+grep -v -e ' nsfs ' -e '/merged overlay ' proc/self/mounts 2> /dev/null | body
+set --
+printf 'fact disks\n'
+# shellcheck disable=SC2012 # names of disks are plain
+ls -l sys/block 2> /dev/null | sed -n 's/.* \([^ ]* -> .*\)/\1/p' | grep -v /virtual/block/ | body
+for disk in sys/block/sd* sys/block/nvme*; do set -- "$@" "$disk/device/model" "$disk/size" "$disk/removable"; done
+lines "$@" sys/class/nvme/nvme*/state
+"""
 # A folder on a file server that does not answer holds its process for ever: nothing waits for it. Fields: given or
 # usual, what it is for, r and w if it can be read and written, block size, blocks free and in all, inodes free and in
 # all, id of the file system, path, real path.
-SCRIPT = rf"""
+LATE = rf"""
 root_of_docker=$(sed -n 's/.*"data-root" *: *"\([^"]*\)".*/\1/p' etc/docker/daemon.json 2> /dev/null)
 examine() {{
     path=./${{3#/}} r=- w=-
@@ -58,15 +68,7 @@ printf '%s\n' "$folders" | body
 printf 'fact folders\n'
 printf '%s\n' "$folders" | (
     while read -r kind use path; do examine "$kind" "$use" "$path" & done
-) 2> /dev/null | timeout {SECONDS} cat | body
-printf 'file proc/self/mounts\n'
-grep -v -e ' nsfs ' -e '/merged overlay ' proc/self/mounts 2> /dev/null | body
-set --
-printf 'fact disks\n'
-# shellcheck disable=SC2012 # names of disks are plain
-ls -l sys/block 2> /dev/null | sed -n 's/.* \([^ ]* -> .*\)/\1/p' | grep -v /virtual/block/ | body
-for disk in sys/block/sd* sys/block/nvme*; do set -- "$@" "$disk/device/model" "$disk/size" "$disk/removable"; done
-lines "$@" sys/class/nvme/nvme*/state
+) 2> /dev/null | timeout {SECONDS} cat 2> /dev/null | body
 """
 SLOW = r"""
 fact 'id of the user' "$(id -u)"
@@ -75,12 +77,14 @@ fact nvme "$(command -v nvme)"
 [ "$(id -u)" = 0 ] && for disk in sys/block/sd* sys/block/nvme*n*; do
     [ -e "$disk/device" ] && command -v smartctl > /dev/null || continue
     printf 'fact smart of %s\n' "${disk##*/}"
-    timeout 10 smartctl -n standby -H "/dev/${disk##*/}" 2>&1 | body
+    ask 10 sh -c 'exec "$@" 2>&1' sh smartctl -n standby -H "/dev/${disk##*/}"
+    printf '%s\n' "$answer" | body
 done
 [ "$(id -u)" = 0 ] && for disk in sys/class/nvme/nvme[0-9]*; do
     [ -e "$disk" ] && command -v nvme > /dev/null || continue
     printf 'fact warning of %s\n' "${disk##*/}"
-    timeout 10 nvme smart-log -o json "/dev/${disk##*/}" 2> /dev/null | body
+    ask 10 nvme smart-log -o json "/dev/${disk##*/}"
+    printf '%s\n' "$answer" | body
 done
 """
 
@@ -100,6 +104,8 @@ def readings(dump: HostDump) -> Iterator[Reading]:
 def _folders(dump: HostDump) -> Iterator[Reading]:
     """Yield access to each folder that was asked for, and the space of each file system once."""
     answers = {fields[3]: fields for fields in _rows(dump, "folders", "\t")}
+    if "folders" not in dump.facts:
+        return
     # A given folder may also be a usual one: the given come first.
     asked = {path: (kind, use) for kind, use, path in reversed(list(_rows(dump, "folders asked for", " ")))}
     seen: set[str] = set()
@@ -286,6 +292,7 @@ FREE = ("du -xh --max-depth=2 {item} | sort -h | tail", "docker system df")
 SUBJECT = Subject(
     name="Disk",
     script=SCRIPT,
+    late=LATE,
     slow=SLOW,
     readings=readings,
     checks=(

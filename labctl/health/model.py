@@ -127,6 +127,9 @@ class Subject(Struct, frozen=True, kw_only=True):
     script: str = ""
     """POSIX sh on the functions of ``entries.sh``, in at most some tens of milliseconds: it also runs before and after
     each run. It begins at the root folder, and may set variables of its own."""
+    late: str = ""
+    """Further script of each look, for what may give no answer in time: a vendor's tool, a file server. What the others
+    print is used all the same."""
     slow: str = ""
     """Further script, for what takes longer: only `labctl health` and `doctor` run it."""
     readings: Callable[[HostDump], Iterable[Reading]] = lambda _: ()

@@ -20,6 +20,23 @@ fact uid "$(id -u)"
 fact 'clock before' "$(date +%s.%N)"
 lines proc/sys/kernel/random/boot_id proc/uptime
 """
+# A driver may hold a command for ever, and a child of the command its output: nothing waits for either.
+ASK = r"""
+# Run a command with a time limit in seconds; set `answer`, without its errors, and `code`, 124 if it did not end.
+ask() {
+    answer=$({
+        { (
+            timeout -k 1 "$@" < /dev/null
+            printf '\nexit code %s\n' $?
+        ) & } | timeout $((${1%.*} + 2)) sed '/^exit code [0-9]*$/q'
+    } 2> /dev/null)
+    code=${answer##*exit code }
+    answer=${answer%exit code *}
+    case $code in '' | 137 | *[!0-9]*) code=124 ;; esac
+}
+"""
+LATE = "fact late"
+"""Entry after the files and the lines of the kernel: an answer that the time limit cuts after it is used."""
 SLOW = "fact slow"
 """Entry after which all is left out of a quick look."""
 KERNEL = """\
@@ -52,16 +69,32 @@ def script(subjects: Iterable[Subject], rules: Rules, *, full: bool, folders: It
     """
     subjects = tuple(subjects)
     needed = "\n".join(folders)
-    parts = [HEAD, hostdump.ENTRIES, BEGIN, f"health_paths={shlex.quote(needed)}\n" if needed else ""]
+    parts = [HEAD, hostdump.ENTRIES, ASK, BEGIN, f"health_paths={shlex.quote(needed)}\n" if needed else ""]
     parts += [f"({subject.script}\n)\n" for subject in subjects if subject.script]
-    if full:
-        slow = (f"({subject.slow}\n)\n" for subject in subjects if subject.slow)
-        parts += [f"printf '{SLOW}\\n'\n", *slow]
     patterns = "|".join(f"({check.pattern})" for subject in subjects for check in subject.lines)
     parts += [f"pattern={shlex.quote(patterns)}\n", KERNEL] if patterns else []
+    parts += _marked(LATE, ((subject.name, subject.late) for subject in subjects))
+    parts += _marked(SLOW, ((subject.name, subject.slow) for subject in subjects)) if full else ()
     parts += [OWN] if rules.own_on else []
     parts += [f"own {shlex.join((own.name, f'{own.seconds:g}', *own.command))}\n" for own in rules.own_on]
     return "".join((*parts, "finish\n"))
+
+
+def _marked(mark: str, parts: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the script of a mark and of the subjects' parts, with an entry after each that ended."""
+    yield f"printf '{mark}\\n'\n"
+    for name, text in parts:
+        if text:
+            yield f"({text}\n)\nprintf '{mark} of {name}\\n'\n"
+
+
+def usable(output: str) -> str:
+    """Return the entries that are whole, of an output that the time limit cut after LATE; any other as it is."""
+    if f"\n{LATE}\n" not in output or re.search(r"^end$", output, re.MULTILINE):
+        return output
+    last = [*re.finditer(r"^[a-z].*", output, re.MULTILINE)][-1]
+    whole = output if last[0] in (LATE, SLOW) else output[: last.start()]
+    return f"{whole}\nend\n"
 
 
 def quick_part(output: str) -> str:
@@ -103,10 +136,19 @@ def snapshot(
 def _of_subject(subject: Subject, dump: HostDump) -> Sequence[Reading]:
     """Return a subject's readings; a single unknown one if the host's text cannot be parsed."""
     try:
-        return tuple(subject.readings(dump))
+        return (*subject.readings(dump), *_cut(subject, dump))
     except ERRORS as error:
         why = f"its output cannot be read: {type(error).__name__}: {error}"
         return (Reading(name=subject.name, value=None, source="", why=why),)
+
+
+def _cut(subject: Subject, dump: HostDump) -> Iterator[Reading]:
+    """Yield an unknown reading of a subject whose tools were asked and gave no answer before the output was cut."""
+    for mark, text in ((LATE, subject.late), (SLOW, subject.slow)):
+        fact = mark.removeprefix("fact ")
+        if text and fact in dump.facts and f"{fact} of {subject.name}" not in dump.facts:
+            yield Reading(name=subject.name, value=None, source="", why="it did not answer in time")
+            return
 
 
 def clock_offset(dump: HostDump, sent: float, received: float) -> Reading:
@@ -116,7 +158,9 @@ def clock_offset(dump: HostDump, sent: float, received: float) -> Reading:
     """
     source = "date +%s.%N"
     try:
-        before, after = float(dump.facts["clock before"]), float(dump.facts["clock"])
+        before = float(dump.facts["clock before"])
+        # An output that was cut has no second time.
+        after = float(dump.facts.get("clock", before))
     except (ValueError, KeyError):
         return Reading(name="clock offset", value=None, source=source, why="date(1) prints no fraction of a second")
     offset = max(0.0, after - received) or min(0.0, before - sent)
@@ -138,5 +182,5 @@ def _own(dump: HostDump, rules: Rules) -> Iterator[Reading]:
             name=f"own {own.name}",
             value=text,
             source=shlex.join(own.command),
-            why="" if text else "it printed nothing",
+            why="" if text else "it did not answer in time",
         )

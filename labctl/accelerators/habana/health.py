@@ -68,7 +68,8 @@ export HABANA_LOGS
 entry() {{
     printf 'fact %s\n' "$1"
     shift
-    timeout 20 "$@" 2>&1 < /dev/null | body
+    ask 20 sh -c 'exec "$@" 2>&1' sh "$@"
+    printf '%s\n' "$answer" | body
 }}
 entry 'hl-smi csv' {QUERY}
 entry 'hl-smi query' hl-smi -q

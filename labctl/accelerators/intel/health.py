@@ -58,9 +58,11 @@ command -v xpu-smi > /dev/null || {{
     exit 0
 }}
 printf 'fact xpu-smi discovery\n'
-timeout 20 {DUMP} 2> /dev/null < /dev/null | body
+ask 20 {DUMP}
+printf '%s\n' "$answer" | body
 printf 'fact xpu-smi health\n'
-timeout 20 {HEALTH} 2> /dev/null < /dev/null | body
+ask 20 {HEALTH}
+printf '%s\n' "$answer" | body
 """
 
 COMPONENTS = {

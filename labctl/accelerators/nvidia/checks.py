@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from labctl.accelerators.nvidia.readings import GIB, SCRIPT, SLOW, Process, processes, readings
+from labctl.accelerators.nvidia.readings import GIB, LATE, SCRIPT, SLOW, Process, processes, readings
 from labctl.accelerators.nvidia.xid import LINES, RESTART
 from labctl.health import rules
 from labctl.health.model import Answer, Check, Evidence, Level, Reading, Subject, shown
@@ -130,6 +130,7 @@ def _judge_toolkit(reading: Reading, evidence: Evidence) -> Answer | None:  # no
 SUBJECT = Subject(
     name="NVIDIA",
     script=SCRIPT,
+    late=LATE,
     slow=SLOW,
     readings=readings,
     checks=(

@@ -41,29 +41,32 @@ lines "$@" sys/class/power_supply/*/type sys/module/nvidia_peermem/initstate sys
 text {GPUS}/*/information etc/nvidia-container-runtime/config.toml
 fact 'nvidia files' "$(echo dev/nvidia[0-9]*)"
 fact 'pid namespace' "$(readlink proc/self/ns/pid)"
+"""
+# A driver that does not answer one of them does not answer the other.
+LATE = f"""
+grep -qx 0x10de sys/bus/pci/devices/*/vendor 2> /dev/null || command -v nvidia-smi > /dev/null || exit 0
 program={shlex.quote(_PROGRAM)}
-report=$(timeout 5 python3 -c "$program" 2> /dev/null)
-code=$?
-if [ $code != 0 ]; then
-    report=$(timeout 5 nvidia-smi -q -x 2>&1)
-    code=$?
-fi
-fact 'nvidia-smi code' $code
+ask 5 python3 -c "$program"
+case $code in 0 | 124) ;; *) ask 5 sh -c 'exec nvidia-smi -q -x 2>&1' ;; esac
+fact 'nvidia-smi code' "$code"
 printf 'fact nvidia-smi\\n'
-printf '%s\\n' "$report" | sed '/<supported_clocks>/,/<\\/supported_clocks>/d' | body
-pids=$(printf '%s\\n' "$report" | sed -n 's/.*pid["> :]*\\([0-9][0-9]*\\).*/\\1/p' | sort -u)
+printf '%s\\n' "$answer" | sed '/<supported_clocks>/,/<\\/supported_clocks>/d' | body
+pids=$(printf '%s\\n' "$answer" | sed -n 's/.*pid["> :]*\\([0-9][0-9]*\\).*/\\1/p' | sort -u)
 for pid in $pids; do
     [ -d "proc/$pid" ] || continue
     fact "owner $pid" "$(stat -c %U "proc/$pid" 2> /dev/null)"
     text "proc/$pid/cgroup"
 done
-! command -v nvidia-ctk > /dev/null || fact nvidia-ctk "$(timeout 5 nvidia-ctk --version 2> /dev/null | head -n 1)"
+command -v nvidia-ctk > /dev/null || exit 0
+ask 5 nvidia-ctk --version
+fact nvidia-ctk "$(printf '%s' "$answer" | head -n 1)"
 """
 SLOW = """
 command -v nvidia-smi > /dev/null || exit 0
 for option in -s -e; do
     printf 'fact nvlink %s\\n' "$option"
-    timeout 10 nvidia-smi nvlink $option 2> /dev/null | body
+    ask 10 nvidia-smi nvlink $option
+    printf '%s\\n' "$answer" | body
 done
 """
 

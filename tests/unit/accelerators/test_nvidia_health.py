@@ -612,6 +612,21 @@ def test_the_script_reads_nvidia_smi(tmp_path: Path) -> None:
     assert levels == {("gpu-processes", "GPU 0"): "remark", ("gpu-nvlink", "GPU 1"): "remark"}
 
 
+def test_a_tool_that_hangs_is_unknown_and_is_asked_once(tmp_path: Path) -> None:
+    """Run the script with a Python that ignores SIGTERM: unknown, without a try of nvidia-smi; cut, it is so too."""
+    machine(tmp_path / "root")
+    deaf = "trap : TERM\nwhile :; do sleep 1; done"
+    path = programs(tmp_path / "bin", python3=deaf, nvidia_smi=f"touch {tmp_path / 'asked'}; exit 9")
+    text = script.script((SUBJECT,), Rules(), full=False).replace("ask 5", "ask 1")
+    for limit, why in (("30", "nvidia-smi did not answer in 5 s"), ("0.5", "it did not answer in time")):
+        command = ["timeout", limit, "sh", "-c", text, "sh", str(tmp_path / "root")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **path})
+        dump = hostdump.read(script.usable(done.stdout), "gpu-1")
+        now = script.snapshot(dump, (SUBJECT,), Rules(), sent=0.0, received=1e12)
+        assert [reading.why for reading in now.readings if reading.value is None] == [why]
+    assert not (tmp_path / "asked").exists()
+
+
 def test_the_script_reads_nvml_first(tmp_path: Path) -> None:
     """Run the program on a pynvml that lacks most functions, and has lost a card."""
     machine(tmp_path / "root")

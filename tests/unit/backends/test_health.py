@@ -15,7 +15,7 @@ from support import builders
 from labctl.backends import health
 from labctl.backends.health import HostHealth, Kept
 from labctl.errors import Failures, HostError
-from labctl.health import catalogue, rules
+from labctl.health import catalogue, rules, script
 from labctl.health.model import (
     Answer,
     Check,
@@ -131,6 +131,15 @@ def test_each_host_has_readings_or_an_error() -> None:
     assert [reading.value for reading in snapshots["good"].readings] == [16, None]
     (unknown, _) = snapshots["garbage"].readings
     assert (unknown.name, unknown.value) == ("Links", None)
+
+
+def test_an_answer_that_the_time_limit_cut_is_used() -> None:
+    """Read a host that prints its files and half of what a tool says: a reading, and no error."""
+    cut = f"{GOOD.removesuffix('end' + chr(10))}{script.LATE}\nfact tool\n\thal"
+    for full in (False, True):
+        snapshots, errors = look(Hosts(cut=cut), full=full)
+        assert errors == {}
+        assert snapshots["cut"].readings[0] == width(kin="x")
 
 
 def test_a_host_that_does_not_answer_in_time_delays_no_other() -> None:

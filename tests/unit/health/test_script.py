@@ -86,6 +86,62 @@ def test_readings_that_only_a_full_look_takes_are_marked(root: Path) -> None:
     assert script.quick_part(quick) == quick
 
 
+SLOW_TOOL = Subject(name="Tool", late="fact half 1; sleep 60; fact tool 2")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_came_before_a_tool_that_does_not_answer_is_used(root: Path, full: bool) -> None:
+    """Cut a look whose tool sleeps: the files' reading is there, the tool is unknown, and so is an own check."""
+    text = script.script((SLOW_TOOL, FANS), Rules(own=(OWN,)), full=full)
+    done = subprocess.run(
+        ["timeout", "1", "sh", "-c", text, "sh", str(root)], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 124
+    with pytest.raises(HostError):
+        hostdump.read(done.stdout, "gpu-1")
+    now = snapshot(script.usable(done.stdout), (SLOW_TOOL, FANS), rules=Rules(own=(OWN,)), received=time.time())
+    assert {(reading.name, reading.value) for reading in now.readings} == {
+        ("Tool", None), ("fan", 900), ("clock offset", 0.0), ("own storage", None)
+    }  # fmt: skip
+    assert {reading.why for reading in now.readings} == {"", "it did not answer in time"}
+
+
+def test_an_output_is_used_up_to_its_last_whole_entry(root: Path) -> None:
+    """Cut an output at each place: nothing changes before the files are whole; then these are read, and no half of an entry."""
+    wordy = Subject(name="Wordy", late="printf 'fact words\\n'; printf 'one\\ntwo\\n' | body", slow="fact more x")
+    whole = output(script.script((FANS, wordy), Rules(), full=True), root)
+    assert script.usable(whole) == whole
+    begin = whole.index(f"\n{script.LATE}\n") + len(f"\n{script.LATE}\n")
+    assert script.usable(whole[: begin - 1]) == whole[: begin - 1]
+    for end in range(begin, whole.index("\nend\n")):
+        dump = hostdump.read(script.usable(whole[:end]), "gpu-1")
+        assert dump.files["fan"] == "900\n"
+        assert dump.facts.get("words", "one\ntwo").strip() == "one\ntwo"
+        now = script.snapshot(dump, (FANS, wordy), Rules(), sent=0, received=1e12)
+        unknown = {reading.name for reading in now.readings if reading.value is None}
+        assert "words" in dump.facts or "Wordy" in unknown
+
+
+@pytest.mark.parametrize("shell", shells())
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("5 sh -c 'echo a; echo b >&2; exit 3'", "3 a"),
+        ("5 printf 'no newline'", "0 no newline"),
+        ("5 sh -c 'sleep 30 & echo a'", "0 a"),
+        ("0.2 sh -c 'trap : TERM; while :; do sleep 1; done'", "124"),
+        ("5 no-such-program", "127"),
+    ],
+)
+def test_a_command_is_asked_with_a_time_limit(root: Path, shell: tuple[str, ...], command: str, answer: str) -> None:
+    """Ask commands that fail, leave a child with their output, or ignore SIGTERM: none is waited for."""
+    tool = Subject(name="Tool", late=f"ask {command}\nfact tool \"$(echo $code $answer)\"")
+    began = time.monotonic()
+    dump = hostdump.read(output(script.script((tool,), Rules(), full=False), root, shell), "gpu-1")
+    assert dump.facts["tool"] == answer
+    assert time.monotonic() - began < 10
+
+
 def test_errors_name_the_script_by_its_first_line() -> None:
     """Look at the first line, by which an error of ssh names the script."""
     assert script.script((FANS,), Rules(), full=True).startswith("# health of this host\n")
