@@ -51,10 +51,8 @@ OWN = """\
 own() {
     name=$1 seconds=$2
     shift 2
-    output=$(timeout "$seconds" "$@" 2>&1 < /dev/null)
-    code=$?
-    printf 'fact own %s\n' "$name"
-    printf '%s %s\n' "$code" "$output" | head -n 1 | body
+    ask "$seconds" sh -c 'exec "$@" 2>&1' sh "$@"
+    fact "own $name" "$(printf '%s %s\n' "$code" "$answer" | head -n 1 | head -c 1000)"
 }
 """
 _LINE = re.compile(r"^(?:<\d+>)?\[ *(\d+\.\d+)\] ?(.*)$")
@@ -76,8 +74,8 @@ def script(subjects: Iterable[Subject], rules: Rules, *, full: bool, folders: It
     parts += _marked(LATE, ((subject.name, subject.late) for subject in subjects))
     parts += _marked(SLOW, ((subject.name, subject.slow) for subject in subjects)) if full else ()
     parts += [OWN] if rules.own_on else []
-    parts += [f"own {shlex.join((own.name, f'{own.seconds:g}', *own.command))}\n" for own in rules.own_on]
-    return "".join((*parts, "finish\n"))
+    parts += [f"own {shlex.join((own.name, f'{own.seconds:g}', *own.command))} &\n" for own in rules.own_on]
+    return "".join((*parts, "wait\n", "finish\n"))
 
 
 def _marked(mark: str, parts: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -181,6 +179,7 @@ def _own(dump: HostDump, rules: Rules) -> Iterator[Reading]:
         yield Reading(
             name=f"own {own.name}",
             value=text,
-            source=shlex.join(own.command),
+            # Its command may have a password.
+            source=own.name,
             why="" if text else "it did not answer in time",
         )

@@ -156,12 +156,13 @@ def test_a_host_that_does_not_answer_in_time_delays_no_other() -> None:
     ("full", "given", "seconds"),
     [(False, {}, health.SECONDS), (True, {}, health.FULL_SECONDS), (False, {"limit": 3.0}, 3.0)],
 )
-def test_own_checks_add_to_the_time_limit(full: bool, given: dict[str, float], seconds: float) -> None:
-    """Read with own checks of 2 and 5 s: the limit of a quick and of a full look has their time too."""
-    own = Rules(own=(OwnCheck(name="a", command=("a",)), OwnCheck(name="b", command=("b",), seconds=5)))
+def test_the_slowest_own_check_adds_to_the_time_limit(full: bool, given: dict[str, float], seconds: float) -> None:
+    """Read with own checks of 2 and 5 s, and one that is off: the limit of a look has the time of the slowest."""
+    checks = (OwnCheck(name=name, command=(name,), seconds=seconds) for name, seconds in (("a", 2), ("b", 5), ("c", 9)))
+    own = Rules(own=tuple(checks), off=frozenset({"c"}))
     hosts = Hosts(good=GOOD)
     look(hosts, full=full, rules=own, **given)
-    assert hosts.seconds == [seconds + 7]
+    assert hosts.seconds == [seconds + 5]
 
 
 def test_a_bug_is_not_hidden() -> None:

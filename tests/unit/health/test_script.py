@@ -107,7 +107,7 @@ def test_what_came_before_a_tool_that_does_not_answer_is_used(root: Path, full: 
 
 
 def test_an_output_is_used_up_to_its_last_whole_entry(root: Path) -> None:
-    """Cut an output at each place: nothing changes before the files are whole; then these are read, and no half of an entry."""
+    """Cut an output at each place: before the files are whole it stays; then no half of an entry is read."""
     wordy = Subject(name="Wordy", late="printf 'fact words\\n'; printf 'one\\ntwo\\n' | body", slow="fact more x")
     whole = output(script.script((FANS, wordy), Rules(), full=True), root)
     assert script.usable(whole) == whole
@@ -135,7 +135,7 @@ def test_an_output_is_used_up_to_its_last_whole_entry(root: Path) -> None:
 )
 def test_a_command_is_asked_with_a_time_limit(root: Path, shell: tuple[str, ...], command: str, answer: str) -> None:
     """Ask commands that fail, leave a child with their output, or ignore SIGTERM: none is waited for."""
-    tool = Subject(name="Tool", late=f"ask {command}\nfact tool \"$(echo $code $answer)\"")
+    tool = Subject(name="Tool", late=f'ask {command}\nfact tool "$(echo $code $answer)"')
     began = time.monotonic()
     dump = hostdump.read(output(script.script((tool,), Rules(), full=False), root, shell), "gpu-1")
     assert dump.facts["tool"] == answer
@@ -176,6 +176,36 @@ def test_words_of_an_own_check_reach_it_unchanged(root: Path) -> None:
     rules = Rules(own=(OwnCheck(name="echo", command=("printf", "%s|", "a b", "'$HOME'", '"')),))
     printed = output(script.script((), rules, full=False), root)
     assert snapshot(printed, rules=rules).readings[-1].value == "0 a b|'$HOME'|\"|"
+
+
+def test_own_checks_run_at_the_same_time_and_no_child_of_theirs_is_waited_for(root: Path) -> None:
+    """Run checks that take a second, leave a child with their output, and print 10 MB: first lines in two seconds."""
+    commands = {
+        "second": "sleep 1; echo late",
+        "child": "sleep 20 & echo hi; exit 1",
+        "large": "head -c 10000000 /dev/zero | tr '\\0' x; exit 2",
+        "lines": "yes | head -n 1000000",
+    }
+    own = tuple(OwnCheck(name=name, command=("sh", "-c", text), seconds=5) for name, text in commands.items())
+    began = time.monotonic()
+    printed = output(script.script((), Rules(own=own), full=False), root)
+    assert time.monotonic() - began < 5
+    values = {each.name: each.value for each in snapshot(printed, (), rules=Rules(own=own)).readings}
+    assert values == {
+        "clock offset": values["clock offset"],
+        "own second": "0 late",
+        "own child": "1 hi",
+        "own large": f"2 {'x' * 998}",
+        "own lines": "0 y",
+    }
+
+
+def test_the_words_of_an_own_check_are_not_kept(root: Path) -> None:
+    """Run a check with a password: its name is the source of the reading."""
+    rules = Rules(own=(OwnCheck(name="mysql", command=("true", "-p", "secret")),))
+    now = snapshot(output(script.script((), rules, full=False), root), (), rules=rules)
+    assert now.readings[-1].source == "mysql"
+    assert "secret" not in str(now)
 
 
 @pytest.mark.parametrize(
