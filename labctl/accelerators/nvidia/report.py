@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as ET
 
-import msgspec
 from msgspec import Struct
 
 from labctl.system import pci
+from labctl.system.decode import convert, decode
 
 
 class Used(Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class Report(Struct, frozen=True, kw_only=True):
 def report_of(text: str) -> Report:
     """Parse the output of the program ``nvml``, or of ``nvidia-smi -q -x``. ValueError if it is neither."""
     if text.lstrip().startswith("{"):
-        return msgspec.json.decode(text.encode(), type=Report)
+        return decode(text, Report)
     begin, end = text.find("<nvidia_smi_log>"), text.rfind("</nvidia_smi_log>")
     if begin < 0 or end < 0:
         raise ValueError(f"nvidia-smi prints no report: {first_line(text)}")
@@ -156,7 +156,7 @@ def _gpu(index: int, node: ET.Element) -> Gpu:
     users = [_used(part) for part in node.findall("processes/process_info")]
     parts = (_identity(node), _memory(node), _errors(node), _clocks(node), _fabric(node), {"processes": users})
     values = {name: value for part in parts for name, value in part.items() if value is not None}
-    return msgspec.convert({"index": index, "address": address, **values}, Gpu)
+    return convert({"index": index, "address": address, **values}, Gpu)
 
 
 def _identity(node: ET.Element) -> dict[str, object]:

@@ -684,3 +684,19 @@ def test_broken_json_and_broken_processes() -> None:
             answers(dump_of(changed))
         cut = chance.randrange(len(value))
         processes(value[:cut] + chance.choice(";., 0x") + value[cut + chance.randrange(3) :])
+
+
+def test_reports_are_read_in_many_threads_at_once() -> None:
+    """Read the first reports of a process in 16 threads: msgspec alone crashes at that."""
+    code = f"""
+from threading import Thread
+from labctl.accelerators.nvidia.report import report_of
+texts = ['{{"gpus": [{{"index": 0}}]}}', open({str(DATA / "h100.xml")!r}).read()]
+threads = [Thread(target=report_of, args=(texts[number % 2],)) for number in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
