@@ -92,11 +92,14 @@ def _judge_links(reading: Reading, evidence: Evidence) -> Answer | None:
 
 
 def _judge_processes(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
-    """Judge what computes on a card: over 1 GiB outside of containers is bad, anything else a remark."""
-    found = processes(str(reading.value))
+    """Judge what computes on a card outside of containers: over 1 GiB is bad, less a remark.
+
+    To a container the card was given: a lab's run, or a job of a colleague, whose turn it is.
+    """
+    found = [process for process in processes(str(reading.value)) if not process.container]
     if not found:
         return None
-    large = any((process.memory or 0) > GIB and not process.container for process in found)
+    large = any((process.memory or 0) > GIB for process in found)
     users = "; ".join(map(_told, found[:3])) + (f"; {len(found) - 3} more" if len(found) > 3 else "")
     return Answer("bad" if large else "remark", f"is used by {users}")
 
@@ -104,8 +107,7 @@ def _judge_processes(reading: Reading, evidence: Evidence) -> Answer | None:  # 
 def _told(process: Process) -> str:
     """Render a process for a person: ``pid 4711 (python, ann), 31 GiB``."""
     memory = "" if process.memory is None else f", {human.memory(process.memory)}"
-    container = f", container {process.container[:12]}" if process.container else ""
-    return f"pid {process.pid} ({process.name}, {process.user}){memory}{container}"
+    return f"pid {process.pid} ({process.name}, {process.user}){memory}"
 
 
 def _judge_leftover(reading: Reading, evidence: Evidence) -> Answer | None:

@@ -317,7 +317,9 @@ def _used_by(gpu: Gpu, dump: HostDump) -> Iterator[Reading]:
 
 def _processes(used: tuple[Used, ...], dump: HostDump) -> tuple[Process, ...]:
     """Return the processes that only compute, with their owners and containers."""
-    found = {user.pid: _process(user, dump) for user in used if user.compute}
+    # Of one that has ended since, nobody knows whether it was in a container.
+    there = [user for user in used if f"owner {user.pid}" in dump.facts]
+    found = {user.pid: _process(user, dump) for user in there if user.compute}
     # NVIDIA's server for processes that share a card has no work of its own.
     return tuple(process for process in found.values() if process.name != "nvidia-cuda-mps-server")
 
@@ -352,10 +354,7 @@ _PROCESS = re.compile(r"(\d+) (\S+) (\S+) (\?|\d[\d,]*(?:\.\d+)?) (B|[KMGT]iB)(?
 
 
 def processes(text: str) -> tuple[Process, ...]:
-    """Parse the value of a reading ``processes``; those of a lab's own containers may be dropped before it is judged.
-
-    Memory is as exact as it is printed.
-    """
+    """Parse the value of a reading ``processes``; memory is as exact as it is printed."""
     return tuple(
         Process(
             int(pid), name, user, None if size == "?" else int(float(size.replace(",", "")) * _SIZES[unit]), container

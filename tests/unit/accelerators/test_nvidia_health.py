@@ -343,21 +343,18 @@ def test_a_container_blames_nobody() -> None:
 
 
 def test_a_process_outside_of_containers_is_bad() -> None:
-    """Name pid, program, user, memory and container; NVIDIA's own server is nobody's work."""
+    """Name pid, program, user and memory; one in a container has no word, and NVIDIA's own server is nobody's work."""
     dump = dump_of(text_of("h100-used.xml"), **{"owner 4711": "ann", "owner 4712": "root"})
     dump.files["proc/4712/cgroup"] = f"0::/system.slice/docker-{CONTAINER}.scope\n"
     assert answers(dump) == {
-        ("gpu-processes", "GPU 0"): (
-            "bad",
-            "is used by pid 4711 (python, ann), 31 GiB; pid 4712 (python, root), 512 MiB, container abababababab",
-        )
+        ("gpu-processes", "GPU 0"): ("bad", "is used by pid 4711 (python, ann), 31 GiB")
     }
     value = f"4711 python ann 31 GiB; 4712 python root 512 MiB in {CONTAINER}"
     assert values(dump)["processes"].value == value
 
 
-def test_a_lab_drops_its_own_processes() -> None:
-    """Parse the reading, leave out a container's processes, and render the rest."""
+def test_processes_are_rendered_and_parsed() -> None:
+    """Parse the reading with a process of a container and unknown sizes, and render it."""
     text = f"4711 python ann 31 GiB; 4712 python root 512 MiB in {CONTAINER}; 4713 a ? 1,023 MiB; 4714 b c ? MiB"
     found = processes(text)
     assert found == (
@@ -366,17 +363,18 @@ def test_a_lab_drops_its_own_processes() -> None:
         Process(4713, "a", "?", 1023 << 20, ""),
         Process(4714, "b", "c", None, ""),
     )
-    rest = tuple(process for process in found if process.container != CONTAINER)
-    assert processes(processes_text(rest)) == rest
+    assert processes(processes_text(found)) == found
     assert processes_text(()) == "none"
     assert processes("none") == ()
 
 
-def test_a_process_of_a_container_or_without_much_memory_is_a_remark() -> None:
-    """Judge only work outside of containers with over 1 GiB as bad."""
-    dump = dump_of(text_of("h100-used.xml"))
+def test_a_process_without_much_memory_is_a_remark() -> None:
+    """Judge work of 512 MiB outside of containers beside a run in one: a remark; in containers or ended, no word."""
+    dump = dump_of(text_of("h100-used.xml"), **{"owner 4711": "ann", "owner 4712": "ann"})
     dump.files["proc/4711/cgroup"] = f"0::/docker/{CONTAINER}\n"
-    assert answers(dump)["gpu-processes", "GPU 0"][0] == "remark"
+    assert answers(dump) == {("gpu-processes", "GPU 0"): ("remark", "is used by pid 4712 (python, ann), 512 MiB")}
+    dump.files["proc/4712/cgroup"] = f"0::/kubepods/pod1/{CONTAINER}\n"
+    assert answers(dump) == answers(dump_of(text_of("h100-used.xml"))) == {}
 
 
 @pytest.mark.parametrize(
@@ -609,7 +607,7 @@ def test_the_script_reads_nvidia_smi(tmp_path: Path) -> None:
     assert str(found["GPU 0", "processes"]).startswith(f"4711 python {owner} 31 GiB in {CONTAINER}")
     assert "supported_graphics_clock" not in dump.facts["nvidia-smi"]
     levels = {key: level for key, (level, _) in answers(dump).items()}
-    assert levels == {("gpu-processes", "GPU 0"): "remark", ("gpu-nvlink", "GPU 1"): "remark"}
+    assert levels == {("gpu-nvlink", "GPU 1"): "remark"}
 
 
 def test_a_tool_that_hangs_is_unknown_and_is_asked_once(tmp_path: Path) -> None:
@@ -641,7 +639,6 @@ def test_the_script_reads_nvml_first(tmp_path: Path) -> None:
         ("gpu-remap", "GPU 0"): "bad",
         ("gpu-slowdown", "GPU 0"): "bad",
         ("gpu-power-limit", "GPU 0"): "remark",
-        ("gpu-processes", "GPU 0"): "remark",
     }
     assert found["gpu-state", "GPU 1"] == ("bad", "the driver cannot reach it: GPU is lost")
     assert values(dump)["device memory"].text() == "81559 MiB"
