@@ -143,9 +143,14 @@ def folders_of(lab: Lab) -> dict[str, tuple[str, ...]]:
 
 
 def _folders_on(lab: Lab, host: Host) -> Iterator[str]:
-    """Yield the sources of a host's mounts, each with ``r`` or ``rw`` before it."""
+    """Yield the sources of a host's mounts, each with ``r`` or ``rw`` before it.
+
+    Only labctl's own, the lab's directory and the cache, must be writable: a folder of data may be root's.
+    """
     for mount in lab.mounts:
-        yield f"{'r' if mount.read_only else 'rw'} {naming.path_on(lab, host, mount.source)}"
+        is_own = Path(mount.source).is_relative_to(lab.directory) or mount.target.endswith("/.cache")
+        use = "rw" if is_own and not mount.read_only else "r"
+        yield f"{use} {naming.path_on(lab, host, mount.source)}"
 
 
 def judge(

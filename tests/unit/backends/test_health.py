@@ -29,7 +29,7 @@ from labctl.health.model import (
     Snapshot,
     Subject,
 )
-from labctl.model import Device, DeviceMapping, Lab
+from labctl.model import Device, DeviceMapping, Lab, Mount
 from labctl.system.hostdump import HostDump
 from labctl.system.process import CompletedProcess
 
@@ -169,6 +169,21 @@ def test_a_bug_is_not_hidden() -> None:
     """Raise another error than a host's: it comes out."""
     with pytest.raises(ZeroDivisionError):
         look(Hosts(good=ZeroDivisionError()))
+
+
+def test_only_the_labs_directory_and_its_cache_must_be_writable(lab: Lab) -> None:
+    """List the folders of a lab after its first `up`: a user's mount of data is only read, as is a read-only one."""
+    mounts = (
+        Mount(source=str(lab.directory / "runs/.outputs"), target="/workspace/runs/.outputs"),
+        Mount(source=str(lab.directory / "runs"), target="/workspace/runs", read_only=True),
+        Mount(source="/home/ann/.cache/labctl", target="/workspace/.cache"),
+        Mount(source="/data", target="/data"),
+    )
+    mounted = replace(lab, mounts=mounts)
+    assert health.folders_of(mounted) == {}
+    (lab.directory / health.NODES).mkdir(parents=True)
+    own = (f"rw {lab.directory}/runs/.outputs", f"r {lab.directory}/runs", "rw /home/ann/.cache/labctl", "r /data")
+    assert health.folders_of(mounted)["gpu-0"] == own
 
 
 # --- judge -----------------------------------------------------------------------------------------------
