@@ -1,6 +1,8 @@
-"""The clock of a node against labctl's."""
+"""The clock of a node against labctl's and other nodes'."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 from support import host_health
@@ -18,10 +20,10 @@ def clock(offset: float | None) -> Snapshot:
     return Snapshot(time=0, boot="b", readings=(reading,))
 
 
-def words(now: float | None, before: float | None = None) -> list[tuple[str, str, str]]:
-    """Return check, level and text of what is not ok."""
+def words(now: float | None, before: float | None = None, others: Sequence[float] = ()) -> list[tuple[str, str, str]]:
+    """Return check, level and text of what is not ok, beside other nodes with these offsets."""
     earlier = clock(before) if before is not None else None
-    found = host_health.conditions(SUBJECT, clock(now), earlier).values()
+    found = host_health.conditions(SUBJECT, clock(now), earlier, *map(clock, others)).values()
     return [(condition.check, condition.level, condition.text) for condition in found]
 
 
@@ -32,9 +34,19 @@ def test_a_good_clock(offset: float) -> None:
 
 
 def test_a_wrong_clock() -> None:
-    """Say how much a clock is ahead or behind."""
-    assert words(2.5) == [("clock", "bad", "clock is 2.5 s ahead of this machine's")]
-    assert words(-61.25) == [("clock", "bad", "clock is 61.2 s behind this machine's")]
+    """Say how much a clock is ahead or behind; with one other node, this machine's may be the wrong one."""
+    assert words(2.5) == [("clock", "remark", "clock is 2.5 s ahead of this machine's")]
+    assert words(-61.25, others=[0]) == [("clock", "remark", "clock is 61.2 s behind this machine's")]
+
+
+def test_a_clock_unlike_those_of_most_nodes_is_bad() -> None:
+    """Compare three nodes or more with each other, whatever this machine's clock; without a majority it is a remark."""
+    assert words(-3.2, others=[-2.9, -3]) == []
+    assert words(3, others=[0, 0.2]) == [("clock", "bad", "clock is 2.8 s ahead of that of other nodes")]
+    assert words(-6, others=[-3, -3]) == [("clock", "bad", "clock is 3 s behind that of other nodes")]
+    assert words(0, others=[-3, -3]) == [("clock", "remark", "clock is 3 s ahead of that of other nodes")]
+    assert words(5, others=[0, 0, 5]) == [("clock", "remark", "clock is 5 s ahead of that of other nodes")]
+    assert words(0.0, others=[0, 60]) == []
 
 
 def test_a_jump() -> None:
@@ -43,6 +55,12 @@ def test_a_jump() -> None:
     assert words(-0.8, 0.7) == [("clock-jump", "remark", "clock jumped by 1.5 s")]
     assert words(5.0, 0.0)[1] == ("clock-jump", "remark", "clock jumped by 5 s")
     assert words(0.0, 5.0) == []
+
+
+def test_a_jump_of_this_machines_clock_accuses_no_node() -> None:
+    """Say nothing of a clock that is where the others are; one alone has jumped."""
+    assert words(-3.1, 0.0, others=[-3, -2.9]) == []
+    assert words(-3.0, 0.0, others=[0, 0])[1] == ("clock-jump", "remark", "clock jumped by 3 s")
 
 
 def test_unknown() -> None:
