@@ -98,14 +98,14 @@ def look(
 ) -> tuple[dict[str, Snapshot], dict[str, HostError]]:
     """Read hosts; return snapshots by host, and an error for each that does not answer in time.
 
-    ``limit``: seconds of a host besides that of the site's slowest own check; None: FULL_SECONDS or SECONDS. ``folders``:
-    those that each host needs, as ``folders_of``.
+    ``limit``: seconds of a host besides those of the slowest own check; None: FULL_SECONDS or SECONDS. ``folders``:
+    those that each host needs, as ``folders_of``. What a host printed before its time was over is used.
     """
     usual = FULL_SECONDS if full else SECONDS
     seconds = (usual if limit is None else limit) + max((check.seconds for check in rules.own_on), default=0)
 
     def read(host: str) -> Snapshot:
-        """Read a host. HostError if it cannot be reached, or if its answer is not whole."""
+        """Read a host. HostError if it cannot be reached, or if its answer ends before LATE of the script."""
         text = script.script(subjects, rules, full=full, folders=(folders or {}).get(host, ()))
         sent = time.time()
         done, failed = on_hosts(text, (), seconds, (host,))

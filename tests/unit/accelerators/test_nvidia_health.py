@@ -346,9 +346,7 @@ def test_a_process_outside_of_containers_is_bad() -> None:
     """Name pid, program, user and memory; one in a container has no word, and NVIDIA's own server is nobody's work."""
     dump = dump_of(text_of("h100-used.xml"), **{"owner 4711": "ann", "owner 4712": "root"})
     dump.files["proc/4712/cgroup"] = f"0::/system.slice/docker-{CONTAINER}.scope\n"
-    assert answers(dump) == {
-        ("gpu-processes", "GPU 0"): ("bad", "is used by pid 4711 (python, ann), 31 GiB")
-    }
+    assert answers(dump) == {("gpu-processes", "GPU 0"): ("bad", "is used by pid 4711 (python, ann), 31 GiB")}
     value = f"4711 python ann 31 GiB; 4712 python root 512 MiB in {CONTAINER}"
     assert values(dump)["processes"].value == value
 
