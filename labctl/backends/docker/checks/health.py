@@ -17,7 +17,7 @@ CODE = "LAB-HEALTH-001"
 
 def fit(ctx: CheckContext) -> Iterator[Finding]:
     """Yield an error or a warning per finding of `labctl health` on each host, or ok; nothing is kept."""
-    contexts = {host.name: host for host in ctx.hosts}
+    contexts = {host.name: host for host in ((ctx,) if ctx.local else ctx.hosts)}
 
     def on_host(
         script: str, arguments: tuple[str, ...], seconds: float, hosts: Collection[str]
