@@ -33,6 +33,8 @@ SSH_SECONDS = 20.0
 """Time limit of logins to all workers."""
 COUNT_SECONDS = 30.0
 """Time limit of counting devices, which imports torch."""
+HEALTH_SECONDS = 45.0
+"""Time limit of a full look at the health of all hosts, which are read at the same time."""
 TRAFFIC_SECONDS = 45.0
 """Time limit of sending bytes between nodes."""
 SCRIPT_SECONDS = 8.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from labctl.backends import health
-from labctl.backends.docker.checks.examination import CheckContext
+from labctl.backends.docker.checks.examination import HEALTH_SECONDS, CheckContext
 from labctl.backends.finding import Finding, error, ok, warn
 from labctl.config import health_rules
 from labctl.errors import Failures
@@ -13,6 +13,8 @@ from labctl.system import human
 from labctl.system.process import CompletedProcess
 
 CODE = "LAB-HEALTH-001"
+JUDGING = 5.0
+"""Seconds of the check's time that are left to judge what was read."""
 
 
 def fit(ctx: CheckContext) -> Iterator[Finding]:
@@ -27,7 +29,12 @@ def fit(ctx: CheckContext) -> Iterator[Finding]:
         return {name: contexts[name].connection.run(script, *arguments, timeout=seconds, check=False)}, {}
 
     rules, subjects = health_rules.load(ctx.lab.directory), health.subjects_of(ctx.lab.accelerator)
-    snapshots, failed = health.look(on_host, tuple(contexts), subjects, rules, full=True)
+    # `look` adds the time of own checks: a host that is silent has its finding before the check's own time is over.
+    limit = HEALTH_SECONDS - JUDGING - sum(own.seconds for own in rules.own)
+    folders = health.folders_of(ctx.lab)
+    snapshots, failed = health.look(
+        on_host, tuple(contexts), subjects, rules, full=True, limit=limit, folders=folders
+    )
     for verdict in health.judge(ctx.lab, snapshots, failed, rules):
         yield from _findings(ctx, verdict)
 

@@ -17,7 +17,13 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from labctl.backends.docker.checks.examination import COUNT_SECONDS, SSH_SECONDS, TRAFFIC_SECONDS, CheckContext
+from labctl.backends.docker.checks.examination import (
+    COUNT_SECONDS,
+    HEALTH_SECONDS,
+    SSH_SECONDS,
+    TRAFFIC_SECONDS,
+    CheckContext,
+)
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.images import catalog
 from labctl.backends.docker.lab.cluster import Cluster, connect, last_dump, load_lab, placement, read_inventory
@@ -83,7 +89,7 @@ CHECKS: tuple[Check, ...] = (
     Check("devices.permissions", engine=False, stops="up"),
     Check("devices.health", engine=False, seconds=VENDOR_TOOL_SECONDS),
     Check("devices.leases", engine=False),
-    Check("health.fit", "lab", engine=False, seconds=VENDOR_TOOL_SECONDS),
+    Check("health.fit", "lab", engine=False, seconds=HEALTH_SECONDS),
     Check("engine.compose", "machine", engine=False, lab=False, stops="compose up"),
     Check("engine.buildx", "machine", engine=False, lab=False),
     Check("engine.version", lab=False, stops="up"),

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from support import builders
 
-from labctl.backends.docker.checks import health
+from labctl.backends.docker.checks import health, run
 from labctl.backends.docker.checks.examination import CheckContext
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.hosts.ssh import Connection
@@ -18,7 +18,7 @@ from labctl.config import settings
 from labctl.config.inventory import InventoryHost
 from labctl.health import catalogue, rules
 from labctl.health.model import Check, Reading, Subject
-from labctl.model import HERE, Lab
+from labctl.model import HERE, Lab, Mount
 from labctl.system.hostdump import HostDump
 from labctl.system.process import CompletedProcess
 
@@ -82,3 +82,15 @@ def test_of_a_lab_on_other_hosts_those_are_examined_that_were_reached(tmp_path: 
     whole = context(tmp_path, lab, Machine(HERE), hosts=(reached,))
     assert [(found.level, found.node) for found in health.fit(whole)] == [("ok", "gpu-1")]
     assert list(health.fit(replace(whole, hosts=()))) == []
+
+
+def test_a_silent_host_has_its_finding_before_the_check_is_out_of_time(tmp_path: Path) -> None:
+    """Examine with an own check of 10 s: the script ends before the check does, and has the folders of the nodes."""
+    (tmp_path / "health.yml").write_text("own:\n  scratch: {command: 'true', seconds: 10}\n")
+    (tmp_path / ".lab/nodes").mkdir(parents=True)
+    machine = Machine(HERE)
+    lab = builders.lab(mounts=(Mount("/data", "/data", True),))
+    assert list(health.fit(context(tmp_path, lab, machine)))
+    (check,) = (check for check in run.CHECKS if check.function == "health.fit")
+    assert machine.timeout == check.seconds - health.JUDGING
+    assert "health_paths='r /data'" in machine.script
