@@ -174,7 +174,7 @@ def judge(
         past = examine.Past(
             snapshot=before,
             since=examine.since_of(now, before, since),
-            frozen=frozen.get(host, {}),
+            frozen=_of_lab(lab.accelerator, frozen.get(host, {})),
             lock=LOCK,
         )
         others = {other: snapshot for other, snapshot in snapshots.items() if other != host}
@@ -193,6 +193,23 @@ def judge(
         for host, error in failed.items()
     ]
     return (*verdicts, *unread)
+
+
+def _of_lab(accelerator: str, frozen: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    """Return the items of a fingerprint that a host with this accelerator tells of: not the cards of another one."""
+    modules = accelerators.modules()
+    own = _judged_by(subjects_of(accelerator))
+    other = _judged_by(module.subject for name, module in modules.items() if name != accelerator and module.subject)
+    return {
+        item: facts
+        for item, facts in frozen.items()
+        if not item or other.isdisjoint(facts) or not own.isdisjoint(facts)
+    }
+
+
+def _judged_by(subjects: Iterable[Subject]) -> frozenset[str]:
+    """Return the names of the readings that these subjects judge."""
+    return frozenset(check.reading for subject in subjects for check in subject.checks)
 
 
 def _before(kept: Kept | None, now: Snapshot, since: float | None) -> Snapshot | None:

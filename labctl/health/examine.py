@@ -79,7 +79,7 @@ def examine(
     conditions += unreadable
     if CHANGED not in rules.off:
         # Items of a subject that cannot be read are not gone.
-        conditions += changed(now, past, has_all=not unreadable)
+        conditions += changed(now, past, subjects, has_all=not unreadable)
         conditions += () if unreadable else missing(now, past, subjects, neighbours)
     conditions += own(now, rules)
     return tuple(conditions)
@@ -223,23 +223,26 @@ def fingerprint(snapshot: Snapshot) -> dict[str, str]:
     return {f"{item} {name}".lstrip(): text for item, facts in of_items for name, text in facts.items()}
 
 
-def changed(now: Snapshot, past: Past, *, has_all: bool = True) -> Iterator[Condition]:
+def changed(now: Snapshot, past: Past, subjects: Sequence[Subject], *, has_all: bool = True) -> Iterator[Condition]:
     """Yield what is gone since the earlier readings if ``has_all``, what moved, and what differs from the lock file."""
     if past.snapshot and has_all:
-        yield from _gone(now, past.snapshot)
+        yield from _gone(now, past.snapshot, subjects)
     if past.snapshot:
         yield from _moved(now, facts_of(past.snapshot), "before")
     if past.frozen:
         yield from _moved(now, past.frozen, f"in {past.lock}")
 
 
-def _gone(now: Snapshot, before: Snapshot) -> Iterator[Condition]:
+def _gone(now: Snapshot, before: Snapshot, subjects: Sequence[Subject]) -> Iterator[Condition]:
     """Yield the items with facts that are gone: hardware that has neighbours is bad, other items are a remark.
 
-    An item is not gone if a tool that told of it gives no answer now.
+    An item is not gone if a tool that told of it gives no answer now, or if nobody asks for it: a lab that was of
+    another accelerator.
     """
     items, silent = {reading.item for reading in now.readings}, silent_tools(now)
-    known = [reading for reading in before.readings if reading.kind == "fact" and not reading.slow]
+    asked = {"", *(subject.name for subject in subjects)}
+    facts_before = (reading for reading in before.readings if reading.kind == "fact" and not reading.slow)
+    known = [reading for reading in facts_before if reading.subject in asked]
     for item in dict.fromkeys(reading.item for reading in known):
         if item in items:
             continue

@@ -39,6 +39,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     """Name that is common to items of the same hardware, such as the model of a card: these are compared with each
     other, on one node and on several. Without it an item is compared with that of the same name on other nodes."""
     why: str = ""
+    subject: str = ""
+    """Name of the subject that took it; empty for what every look takes."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -134,7 +134,8 @@ def snapshot(
 def _of_subject(subject: Subject, dump: HostDump) -> Sequence[Reading]:
     """Return a subject's readings; a single unknown one if the host's text cannot be parsed."""
     try:
-        return (*subject.readings(dump), *_cut(subject, dump))
+        found = (*subject.readings(dump), *_cut(subject, dump))
+        return tuple(replace(reading, subject=subject.name) for reading in found)
     except ERRORS as error:
         why = f"its output cannot be read: {type(error).__name__}: {error}"
         return (Reading(name=subject.name, value=None, source="", why=why),)

@@ -254,6 +254,24 @@ def test_a_card_of_the_lock_file_that_is_not_there_is_bad_unless_its_tool_is_sil
     assert sentences(judged(lab, local=snapshot(width(), silent))["local"]) == []
 
 
+def test_cards_are_not_missed_in_a_lab_of_another_accelerator(tmp_path: Path) -> None:
+    """Judge a host of a lab without accelerator whose lock file and last good readings have a GPU: nothing is gone."""
+    gpu = [
+        Reading(name=name, value="1", item="GPU 0", kind="fact", kin="H100", source="nvidia-smi -q", subject="NVIDIA")
+        for name in ("VBIOS", "device memory", "model")
+    ]
+    before = snapshot(width(), *gpu, time=1.0)
+    (tmp_path / "lab.lock").write_text(json.dumps({"hosts": {"local": {"hardware": health.frozen(before)}}}))
+    ok = HostHealth(host="local", nodes=(), level="ok", conditions=())
+    health.keep(tmp_path, {"local": before}, [ok], full=True)
+    lab = builders.lab(directory=tmp_path, accelerator="cpu")
+    assert sentences(judged(lab, local=snapshot(width()))["local"]) == []
+    as_it_was = builders.lab(directory=tmp_path, accelerator="nvidia")
+    assert sentences(judged(as_it_was, local=snapshot(width()))["local"]) == [
+        "GPU 0: is gone; it had VBIOS 1, device memory 1, model 1"
+    ]
+
+
 def test_bad_findings_last_until_they_are_mended_or_a_shorter_time_is_asked_for(lab: Lab) -> None:
     """Judge errors, a line and a lost item again: all are told since the last good look, none of the last minute."""
     errors = Reading(name="errors", value=3, item="eth0", kind="counter", source="")

@@ -302,6 +302,13 @@ def test_items_of_a_tool_that_does_not_answer_are_not_gone() -> None:
     assert len(sentences(node(replace(silent, source="smartctl")), before)) == 1
 
 
+def test_items_that_nobody_asks_for_any_more_are_not_gone() -> None:
+    """Examine a node whose lab was of another accelerator: its cards are not gone, only those of a subject in use."""
+    other = node(card(0), card(1, subject="GPUs"))
+    assert sentences(node(card(0)), other) == []
+    assert len(sentences(node(card(0)), node(card(0), card(1, subject="Cards")))) == 1
+
+
 def test_what_only_a_full_look_takes_is_not_gone_in_a_quick_one() -> None:
     """Examine a quick look after a full one, which had an item of its own: nothing is gone."""
     assert sentences(node(card(0)), node(card(0), version("F1", "fan", slow=True))) == []

@@ -67,6 +67,7 @@ def test_a_host_is_read_in_any_posix_shell(root: Path, shell: tuple[str, ...]) -
     assert (now.boot, now.uptime) == ("b1", 123.45)
     values = {reading.name: reading.value for reading in now.readings}
     assert (values["fan"], values["fan model"], values["own storage"]) == (900, "F1", "2 no mount")
+    assert {reading.name for reading in now.readings if reading.subject == "Fans"} == {"fan", "fan model"}
 
 
 def test_a_quick_look_leaves_out_the_slow_part(root: Path) -> None:

@@ -32,9 +32,7 @@ def fit(ctx: CheckContext) -> Iterator[Finding]:
     # `look` adds the time of own checks: a host that is silent has its finding before the check's own time is over.
     limit = HEALTH_SECONDS - JUDGING - sum(own.seconds for own in rules.own)
     folders = health.folders_of(ctx.lab)
-    snapshots, failed = health.look(
-        on_host, tuple(contexts), subjects, rules, full=True, limit=limit, folders=folders
-    )
+    snapshots, failed = health.look(on_host, tuple(contexts), subjects, rules, full=True, limit=limit, folders=folders)
     for verdict in health.judge(ctx.lab, snapshots, failed, rules):
         yield from _findings(ctx, verdict)
 
