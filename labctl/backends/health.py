@@ -17,7 +17,7 @@ from labctl.errors import Failures, HostError
 from labctl.health import catalogue, examine, script
 from labctl.health.model import Condition, Level, Rules, Snapshot, Subject
 from labctl.model import Device, Host, Lab
-from labctl.system import files, hostdump, human
+from labctl.system import files, hostdump, human, pci
 from labctl.system.decode import decode
 from labctl.system.parallel import run_with_deadlines
 from labctl.system.process import CompletedProcess
@@ -235,11 +235,18 @@ def nodes_on(lab: Lab, host: str) -> tuple[str, ...]:
 
 
 def nodes_of(lab: Lab, verdict: HostHealth, condition: Condition) -> tuple[str, ...]:
-    """Return the nodes that a condition concerns: the one that has the device, else all of the host."""
-    for node in lab.nodes:
-        if node.host == verdict.host and any(_concerns(condition, device) for device in node.devices.devices):
+    """Return the nodes that a condition concerns: the one that has the device, else all of the host.
+
+    None are concerned by a device if the lab leaves some to others. Else it is lost: the lab had all of the host.
+    """
+    members = [node for node in lab.nodes if node.host == verdict.host]
+    for node in members:
+        if any(_concerns(condition, device) for device in node.devices.devices):
             return (node.name,)
-    return verdict.nodes
+    used = {device.id for node in members for device in node.devices.devices}
+    present = {device for host in lab.hosts if host.name == verdict.host for device in host.devices}
+    leaves_some = bool(used) and any(device.id not in used for device in present)
+    return () if leaves_some and _is_of_device(lab, present, condition) else verdict.nodes
 
 
 def _concerns(condition: Condition, device: Device) -> bool:
@@ -247,11 +254,24 @@ def _concerns(condition: Condition, device: Device) -> bool:
 
     Items of other hardware have numbers too.
     """
+    if device.pci and (address := pci.address(condition.item)):
+        return address == device.pci
     words = condition.item.split()
-    if device.pci and {device.pci, f"({device.pci})"} & set(words):
-        return True
-    is_host_wide = condition.subject in {subject.name for subject in catalogue.HOST}
-    return not is_host_wide and words[1:2] in ([device.id], [device.path.rpartition("/")[2]])
+    return not _is_host_wide(condition) and words[1:2] in ([device.id], [device.path.rpartition("/")[2]])
+
+
+def _is_of_device(lab: Lab, present: Collection[Device], condition: Condition) -> bool:
+    """Tell if a condition is about a device of the lab's accelerator: its subject tells so, or its PCI address."""
+    address, own = pci.address(condition.item), accelerators.get(lab.accelerator).subject
+    is_told = own is not None and own.name == (condition.changed or condition.subject)
+    # Only behind the name of a device is an address in brackets.
+    is_named = bool(address) and condition.item.endswith(f"({address})")
+    return bool(condition.item) and (is_told or is_named or address in {device.pci for device in present if device.pci})
+
+
+def _is_host_wide(condition: Condition) -> bool:
+    """Tell if a condition is of a subject that every host has."""
+    return (condition.changed or condition.subject) in {subject.name for subject in catalogue.HOST}
 
 
 # --- what is kept --------------------------------------------------------------------------------------------

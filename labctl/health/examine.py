@@ -251,7 +251,8 @@ def _gone(now: Snapshot, before: Snapshot, subjects: Sequence[Subject]) -> Itera
             continue
         shown = ", ".join(f"{reading.name} {reading.text()}" for reading in facts[:3] if reading.value is not None)
         level: Level = "bad" if any(reading.kin for reading in facts) else "remark"
-        yield Condition(check=CHANGED, subject=CHANGES, level=level, item=item, text=f"is gone; it had {shown}")
+        text, subject = f"is gone; it had {shown}", facts[0].subject
+        yield Condition(check=CHANGED, subject=CHANGES, level=level, item=item, text=text, changed=subject)
 
 
 def silent_tools(now: Snapshot) -> frozenset[tuple[str, str]]:
@@ -279,7 +280,13 @@ def _moved(now: Snapshot, before: Mapping[str, Mapping[str, str]], when: str) ->
         if reading.kind == "fact" and reading.value is not None and earlier not in (None, reading.text()):
             text = f"{reading.name} {reading.text()}, {earlier} {when}"
             yield Condition(
-                check=CHANGED, subject=CHANGES, level="remark", item=reading.item, text=text, source=reading.source
+                check=CHANGED,
+                subject=CHANGES,
+                level="remark",
+                item=reading.item,
+                text=text,
+                source=reading.source,
+                changed=reading.subject,
             )
 
 
@@ -293,8 +300,8 @@ def missing(
     known = {reading.item for each in (now, past.snapshot) if each for reading in each.readings}
     silent = {subject.name for subject in subjects if _is_silent(subject, now)}
     for item, facts in past.frozen.items():
-        own = {subject.name for subject in subjects for check in subject.checks if check.reading in facts}
-        if item in known | {""} or (silent & own if own else silent):
+        own = [subject.name for subject in subjects for check in subject.checks if check.reading in facts]
+        if item in known | {""} or (silent.intersection(own) if own else silent):
             continue
         # The model says what an item is, else the first fact: a card's PCI id.
         names = sorted(facts, key=lambda name: (name != "model", name))[:3]
@@ -302,7 +309,15 @@ def missing(
         is_hardware = _has_kin(facts, (now, *neighbours.values()))
         level: Level = "bad" if is_hardware and not _is_elsewhere(names[0], facts, now, past) else "remark"
         text = f"is not there; {past.lock} has {shown}"
-        yield Condition(check=CHANGED, subject=CHANGES, level=level, item=item, text=text, source=past.lock)
+        yield Condition(
+            check=CHANGED,
+            subject=CHANGES,
+            level=level,
+            item=item,
+            text=text,
+            source=past.lock,
+            changed=next(iter(own), ""),
+        )
 
 
 def _is_silent(subject: Subject, now: Snapshot) -> bool:

@@ -198,6 +198,8 @@ class Condition(Struct, frozen=True, kw_only=True):
     value: str = ""
     source: str = ""
     steps: tuple[str, ...] = ()
+    changed: str = ""
+    """Subject that told of an item that is gone or moved; empty if unknown."""
 
     def sentence(self) -> str:
         """Render as ``GPU 2: PCIe width 8, 16 on 7 others``."""

@@ -336,6 +336,48 @@ def test_a_finding_is_about_the_node_that_has_the_device_else_about_all_of_the_h
     assert health.nodes_of(lab, verdict, condition) == nodes
 
 
+@pytest.mark.parametrize(
+    ("subject", "item", "changed", "nodes"),
+    [
+        ("NVIDIA", "GPU 5", "", ()),
+        ("NVIDIA", "GPU 1", "", ("worker-1",)),
+        ("NVIDIA", "0000:06:00.0", "", ()),
+        ("NVIDIA", "0000:09:00.0", "", ()),
+        ("NVIDIA", "GPU 1 (0000:06:00.0)", "", ()),
+        ("NVIDIA", "", "", ("worker-0", "worker-1")),
+        ("Changes", "GPU 5", "NVIDIA", ()),
+        ("Changes", "GPU 0", "NVIDIA", ("worker-0",)),
+        ("Changes", "eth0", "Links", ("worker-0", "worker-1")),
+        ("Links", "GPU 5 (0000:06:00.0)", "", ()),
+        ("Links", "0000:06:00.0", "", ()),
+        ("Links", "0000:09:00.0", "", ("worker-0", "worker-1")),
+        ("Links", "/data (old)", "", ("worker-0", "worker-1")),
+        ("Own", "", "", ("worker-0", "worker-1")),
+    ],
+)
+def test_a_device_that_the_lab_leaves_to_others_concerns_no_node(
+    subject: str, item: str, changed: str, nodes: tuple[str, ...]
+) -> None:
+    """Find the nodes of conditions on a host of eight GPUs, of which a lab uses two: not the others' GPUs."""
+    cards = [Device(id=str(at), path=f"/dev/nvidia{at}", pci=f"0000:0{at + 1}:00.0") for at in range(8)]
+    members = tuple(builders.node(at, devices=DeviceMapping(devices=(card,))) for at, card in enumerate(cards[:2]))
+    host = builders.host(devices=tuple(cards))
+    lab = builders.lab(members, hosts=(host,), accelerator="nvidia")
+    verdict = HostHealth(host="local", nodes=("worker-0", "worker-1"), level="bad", conditions=())
+    condition = Condition(check="x", subject=subject, level="bad", item=item, changed=changed)
+    assert health.nodes_of(lab, verdict, condition) == nodes
+
+
+def test_a_lost_device_concerns_all_nodes_of_a_lab_that_uses_the_whole_host() -> None:
+    """Find the nodes of a GPU that is gone, in a lab that has all GPUs that are left: each may lack it."""
+    cards = tuple(Device(id=str(at), path=f"/dev/nvidia{at}", pci=f"0000:0{at + 1}:00.0") for at in range(2))
+    members = (builders.node(0, devices=DeviceMapping(devices=cards)),)
+    lab = builders.lab(members, hosts=(builders.host(devices=cards),), accelerator="nvidia")
+    verdict = HostHealth(host="local", nodes=("worker-0",), level="bad", conditions=())
+    gone = Condition(check="changed", subject="Changes", level="bad", item="GPU 7", changed="NVIDIA")
+    assert health.nodes_of(lab, verdict, gone) == ("worker-0",)
+
+
 # --- what is kept ----------------------------------------------------------------------------------------
 
 
