@@ -306,6 +306,7 @@ def _completed(now: Snapshot, before: Snapshot | None, *, full: bool) -> Snapsho
     """
     if before is None:
         return now
+    before = examine.renumbered(before, now)
     silent, known = examine.silent_tools(now), {each.key for each in now.readings if each.value is not None}
     rest = {
         each.key: each
@@ -357,5 +358,5 @@ def age(kept: Kept, now: float) -> str:
 
 def _moved(good: Snapshot, last: Snapshot) -> Iterator[str]:
     """Return the names of the facts that differ."""
-    before = examine.fingerprint(good)
+    before = examine.fingerprint(examine.renumbered(good, last))
     return (name for name, value in examine.fingerprint(last).items() if before.get(name, value) != value)

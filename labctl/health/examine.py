@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from labctl.health.model import (
     LEVELS,
@@ -29,6 +30,10 @@ from labctl.system import human
 PROCESSOR = "processor"
 """Reading that nodes of the same hardware have in common."""
 KERNEL_SOURCE = "dmesg"
+ADDRESS = "PCI address"
+"""Reading of a device by which it is known again: its number moves if another device is gone."""
+UNIQUE = (ADDRESS, "uuid")
+"""Readings by which a device is known again, the surest first: an address moves with another firmware or slot."""
 CHANGED, CHANGES = "changed", "Changes"
 """Name of the check of what moved, and its heading."""
 OWN_LEVELS: Mapping[int, Level] = {0: "ok", 1: "remark", 2: "bad"}
@@ -67,6 +72,7 @@ def examine(
 ) -> tuple[Condition, ...]:
     """Return the answer of each check that applies to a node; ``neighbours`` are the other nodes by name."""
     conditions: list[Condition] = []
+    past = recognized(past, now)
     alike = {name: other for name, other in neighbours.items() if _processor(other) == _processor(now)}
     for subject in subjects:
         for check in subject.checks:
@@ -203,6 +209,52 @@ def _of_lines(subject: Subject, check: LineCheck, now: Snapshot, rules: Rules, p
         )
     if not answers:
         yield Condition(check=check.name, subject=subject.name, level="ok", source=KERNEL_SOURCE)
+
+
+# --- devices with another number -----------------------------------------------------------------------------
+
+
+def recognized(past: Past, now: Snapshot) -> Past:
+    """Return the past with the names that its devices have now."""
+    facts = facts_of(now)
+    frozen = _names(past.frozen, facts)
+    return replace(
+        past,
+        snapshot=renumbered(past.snapshot, now) if past.snapshot else None,
+        frozen={_renamed(item, frozen): of_item for item, of_item in past.frozen.items()},
+    )
+
+
+def renumbered(before: Snapshot, now: Snapshot) -> Snapshot:
+    """Return earlier readings with the names that their devices have now."""
+    names = _names(facts_of(before), facts_of(now))
+    readings = (replace(reading, item=_renamed(reading.item, names)) for reading in before.readings)
+    return replace(before, readings=tuple(readings))
+
+
+def _names(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return the present name of each earlier device: that of the one with its PCI address, else uuid, or its own.
+
+    A device that is gone has its address behind its name if another one has this name now.
+    """
+    names: dict[str, str] = {}
+    for fact in UNIQUE:
+        present = {facts[fact]: item for item, facts in now.items() if ADDRESS in facts and fact in facts}
+        for item, facts in before.items():
+            name = present.get(facts.get(fact, ""))
+            if item not in names and name and name not in names.values():
+                names[item] = name
+    taken = frozenset(names.values())
+    for item, facts in before.items():
+        if ADDRESS in facts and item not in names:
+            names[item] = f"{item} ({facts[ADDRESS]})" if item in taken else item
+    return names
+
+
+def _renamed(item: str, names: Mapping[str, str]) -> str:
+    """Return the present name of an item, or of a part of it such as ``GPU 2 NVLink 0``."""
+    owner = next((name for name in names if item == name or item.startswith(f"{name} ")), "")
+    return names[owner] + item.removeprefix(owner) if owner else item
 
 
 # --- what moved ----------------------------------------------------------------------------------------------

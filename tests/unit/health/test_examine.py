@@ -355,6 +355,61 @@ def test_an_item_of_the_lock_file_is_not_missing_if_its_subject_gives_no_answer(
     assert lacking(card(0), replace(silent, name="Cards", source="")) == [("unknown", "no answer")]
 
 
+# --- devices with another number -----------------------------------------------------------------------------
+
+
+def gpu(number: int, address: str, count: int = 0, **fields: Any) -> tuple[Reading, ...]:
+    """Build the address, width, uuid and errors of a card."""
+    place = card(number, name="PCI address", value=f"0000:{address}:00.0")
+    uuid = card(number, name="uuid", value=f"GPU-{fields.pop('uuid', address)}")
+    return (place, card(number), uuid, replace(errors(count), item=f"GPU {number}"), *fields.values())
+
+
+def test_a_card_is_known_by_its_address_when_numbers_shift() -> None:
+    """Examine after the first of three cards is gone: that alone is told; counters count by card, not by number."""
+    before = node(*gpu(0, "18", 9), *gpu(1, "2a", 5), *gpu(2, "3b", 1))
+    now = node(*gpu(0, "2a", 5), *gpu(1, "3b", 4))
+    gone = "GPU 0 (0000:18:00.0): is gone; it had PCI address 0000:18:00.0, PCIe width 16, uuid GPU-18"
+    assert sentences(now, before) == [("bad", "GPU 1: errors +3"), ("bad", gone)]
+    locked = Past(frozen=examine.facts_of(before), lock="lab.lock")
+    assert [text for _, text in sentences(now, past=locked)] == [
+        "GPU 0 (0000:18:00.0): is not there; lab.lock has PCI address 0000:18:00.0, PCIe width 16, uuid GPU-18"
+    ]
+    assert sentences(now, past=replace(locked, snapshot=before, since=1e9)) == [
+        ("bad", "GPU 1: errors +3"), ("bad", gone)
+    ]  # fmt: skip
+
+
+def test_a_card_at_another_address_is_not_gone() -> None:
+    """Examine cards that a firmware numbers anew, one that was exchanged, and swapped ones: remarks only."""
+    before = node(*gpu(0, "18"), *gpu(1, "2a"))
+    moved = node(*gpu(0, "19", uuid="18"), *gpu(1, "2b", uuid="2a"))
+    assert sentences(moved, before) == [
+        ("remark", "GPU 0: PCI address 0000:19:00.0, 0000:18:00.0 before"),
+        ("remark", "GPU 1: PCI address 0000:2b:00.0, 0000:2a:00.0 before"),
+    ]
+    assert sentences(node(*gpu(0, "18", uuid="new"), *gpu(1, "2a")), before) == [
+        ("remark", "GPU 0: uuid GPU-new, GPU-18 before")
+    ]
+    other = node(*gpu(0, "18"), *gpu(1, "77"))
+    assert {level for level, _ in sentences(other, before)} == {"remark"}
+
+
+def test_a_card_that_cannot_be_read_is_not_gone() -> None:
+    """Examine a card of which only the state is told, without its address: neither gone nor moved."""
+    before = node(*gpu(0, "18"), *gpu(1, "2a"))
+    lost = card(1, name="state", value="Unknown Error", kind="state")
+    assert sentences(node(*gpu(0, "18"), lost), before) == []
+
+
+def test_parts_of_a_card_and_items_without_an_address_keep_theirs() -> None:
+    """Look at a link of a card that has another number now, and at an interface: the link moves with its card."""
+    link = card(1, item="GPU 1 NVLink 3")
+    before = node(*gpu(0, "18"), *gpu(1, "2a"), link, card(0, item="eth0"))
+    (*_, moved, interface) = examine.renumbered(before, node(*gpu(0, "2a"))).readings
+    assert (moved.item, interface.item) == ("GPU 0 NVLink 3", "eth0")
+
+
 # --- own checks ------------------------------------------------------------------------------------------
 
 
