@@ -166,6 +166,7 @@ def judge(
     Each is compared with its last good readings; with ``since``, with those of the last ``since`` seconds, if any.
     """
     subjects, frozen = subjects_of(lab.accelerator), locked(lab.directory)
+    own = accelerators.get(lab.accelerator).subject
     verdicts = []
     for host, now in snapshots.items():
         kept = read(lab.directory, host)
@@ -183,7 +184,7 @@ def judge(
             HostHealth(
                 host=host,
                 nodes=nodes_on(lab, host),
-                level=examine.worst(conditions),
+                level=examine.worst(conditions, is_blind=own is not None and examine.is_blind(own, now)),
                 conditions=conditions,
                 last_good=now.time - good.time if good else None,
             )

@@ -91,12 +91,15 @@ def examine(
     return tuple(conditions)
 
 
-def worst(conditions: Iterable[Condition]) -> Level:
-    """Return the worst level of these conditions, without ``unknown`` if any check could look; unknown if none."""
-    levels = {condition.level for condition in conditions}
-    if not levels - {"unknown"}:
+def worst(conditions: Iterable[Condition], *, is_blind: bool = False) -> Level:
+    """Return the worst level of these conditions, without ``unknown`` if any check could look; unknown if none.
+
+    ``is_blind``: nothing is known of the devices, so that without a bad condition the answer is unknown.
+    """
+    levels = {condition.level for condition in conditions} - {"unknown"}
+    if not levels or (is_blind and "bad" not in levels):
         return "unknown"
-    return max(levels - {"unknown"}, key=LEVELS.index)
+    return max(levels, key=LEVELS.index)
 
 
 def _processor(snapshot: Snapshot) -> Value | None:
@@ -374,8 +377,20 @@ def missing(
 
 def _is_silent(subject: Subject, now: Snapshot) -> bool:
     """Tell if a subject's readings of a node are unknown; those of a full look alone tell of no further item."""
-    names = {check.reading for check in subject.checks}
+    names = _names_of(subject)
     return any(each.name in names and each.value is None and not each.item and not each.slow for each in now.readings)
+
+
+def is_blind(subject: Subject, now: Snapshot) -> bool:
+    """Tell if a subject gives no answer on a node at all: its tool is silent, and nothing is known of any item."""
+    names = _names_of(subject)
+    is_known = any(each.name in names and each.value is not None and each.item for each in now.readings)
+    return not is_known and _is_silent(subject, now)
+
+
+def _names_of(subject: Subject) -> frozenset[str]:
+    """Return the names of a subject's readings that are judged, and of the one that says that it cannot be parsed."""
+    return frozenset((subject.name, *(check.reading for check in subject.checks)))
 
 
 def _has_kin(facts: Mapping[str, str], snapshots: Iterable[Snapshot]) -> bool:

@@ -399,6 +399,22 @@ def test_a_host_of_which_nothing_could_be_read_is_not_kept_as_good(lab: Lab) -> 
     assert keep(lab, now, verdict.level).good is None
 
 
+def test_a_host_whose_nvidia_smi_hangs_is_unknown_and_not_kept_as_good(tmp_path: Path) -> None:
+    """Judge a host whose tool does not answer: unknown though its links are good, bad if the kernel says so."""
+    lab = builders.lab(directory=tmp_path, accelerator="nvidia")
+    why = "nvidia-smi did not answer in 5 s"
+    silent = Reading(name="nvidia-smi", value=None, source="nvidia-smi", why=why, subject="NVIDIA")
+    (hung,) = health.judge(lab, {"local": snapshot(width(), silent)}, {}, Rules())
+    assert (hung.level, [each.text for each in hung.conditions if each.level == "unknown"]) == ("unknown", [why])
+    health.keep(tmp_path, {"local": snapshot(width(), silent)}, [hung], full=False)
+    kept = health.read(tmp_path, "local")
+    assert kept
+    assert (kept.level, kept.good) == ("unknown", None)
+    lost = snapshot(width(), silent, lines=(KernelLine(990, "NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off"),))
+    assert judged(lab, local=lost)["local"].level == "bad"
+    assert judged(builders.lab(directory=tmp_path), local=snapshot(width()))["local"].level == "ok"
+
+
 def test_a_quick_look_completes_the_earlier_full_one(lab: Lab) -> None:
     """Keep a full look, then a quick one: the good readings have the quick values, and the rest of the full ones."""
     version = Reading(name="version", value="v1", item="eth0", kind="fact", source="", slow=True)

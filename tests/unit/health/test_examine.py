@@ -138,6 +138,25 @@ def test_unknown_is_never_ok() -> None:
     assert worst("bad", "remark") == worst("unknown", "bad") == "bad"
 
 
+def test_a_node_of_whose_devices_nothing_is_known_is_unknown_unless_it_is_bad() -> None:
+    """Take the worst level where the devices' tool is silent: other checks that are ok or a remark do not count."""
+
+    def worst(*levels: Level) -> Level:
+        return examine.worst((Condition(check="x", subject="X", level=level) for level in levels), is_blind=True)
+
+    assert worst("ok", "unknown") == worst("remark", "ok", "unknown") == worst("ok") == "unknown"
+    assert worst("bad", "remark", "unknown") == "bad"
+
+
+def test_a_subject_is_blind_if_its_tool_is_silent_and_it_knows_of_no_item() -> None:
+    """Look at cards of which something is known, and at a tool that is silent, alone or beside a card's files."""
+    silent = Reading(name="errors", value=None, source="smi", why="no answer")
+    assert examine.is_blind(CARDS, node(silent))
+    assert examine.is_blind(CARDS, node(replace(silent, name="Cards"), card(0, None)))
+    for seen in (node(), node(card(0)), node(silent, card(0)), node(replace(silent, slow=True))):
+        assert not examine.is_blind(CARDS, seen)
+
+
 def test_a_check_that_fails_is_unknown() -> None:
     """Examine values that a judge does not expect, and a line: both are unknown and tell why, and others are judged."""
     checks = (
