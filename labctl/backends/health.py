@@ -165,7 +165,7 @@ def judge(
 
     Each is compared with its last good readings; with ``since``, with those of the last ``since`` seconds, if any.
     """
-    subjects, frozen = subjects_of(lab.accelerator), locked(lab.directory)
+    subjects, locks = subjects_of(lab.accelerator), locked(lab.directory)
     own = accelerators.get(lab.accelerator).subject
     verdicts = []
     for host, now in snapshots.items():
@@ -175,7 +175,7 @@ def judge(
         past = examine.Past(
             snapshot=before,
             since=examine.since_of(now, before, since),
-            frozen=_of_lab(lab.accelerator, frozen.get(host, {})),
+            frozen=_of_lab(lab.accelerator, locks[host]) if _is_of(locks.get(host, {}), now) else {},
             lock=LOCK,
         )
         others = {other: snapshot for other, snapshot in snapshots.items() if other != host}
@@ -194,6 +194,12 @@ def judge(
         for host, error in failed.items()
     ]
     return (*verdicts, *unread)
+
+
+def _is_of(frozen: Mapping[str, Mapping[str, str]], now: Snapshot) -> bool:
+    """Tell if a fingerprint is of the machine that was read: a clone of the lab elsewhere has the same names."""
+    machine = frozen.get("", {}).get(examine.MACHINE)
+    return machine is not None and machine == examine.facts_of(now).get("", {}).get(examine.MACHINE)
 
 
 def _of_lab(accelerator: str, frozen: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:

@@ -29,6 +29,8 @@ from labctl.system import human
 
 PROCESSOR = "processor"
 """Reading that nodes of the same hardware have in common."""
+MACHINE = "machine"
+"""Reading that no other machine has: a lock file is of the machine that has it."""
 KERNEL_SOURCE = "dmesg"
 ADDRESS = "PCI address"
 """Reading of a device by which it is known again: its number moves if another device is gone."""

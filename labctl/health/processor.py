@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 
 from labctl.health import rules
+from labctl.health.examine import MACHINE
 from labctl.health.memory import GIB, blocks_size
 from labctl.health.model import Answer, Check, Evidence, LineCheck, Reading, Subject
 from labctl.system import procfs
@@ -35,7 +37,7 @@ if [ -r proc/cpuinfo ]; then
     printf 'file proc/cpuinfo\\n'
     sed '/^$/q' proc/cpuinfo | body
 fi
-lines proc/sys/kernel/osrelease sys/class/dmi/id/chassis_type {CPU}/online {CPU}/offline {CPU}/present \\
+lines etc/machine-id proc/sys/kernel/osrelease sys/class/dmi/id/chassis_type {CPU}/online {CPU}/offline {CPU}/present \\
     {CLOCKSOURCE}/available_clocksource {CLOCKSOURCE}/current_clocksource {EDAC}/mc*/ce_count {EDAC}/mc*/ue_count \\
     {NODES}/online {NODES}/node[0-9]*/meminfo sys/devices/system/memory/block_size_bytes
 counted packages {CPU}/cpu[0-9]*/topology/physical_package_id
@@ -52,6 +54,7 @@ done
 
 def readings(dump: HostDump) -> Iterator[Reading]:
     """Yield what a node reports of its processors."""
+    yield from _machine(dump)
     yield from _model(dump)
     yield from _cores(dump)
     yield from _nodes(dump)
@@ -61,6 +64,17 @@ def readings(dump: HostDump) -> Iterator[Reading]:
 
 
 # --- readings ------------------------------------------------------------------------------------------------
+
+
+def _machine(dump: HostDump) -> Iterator[Reading]:
+    """Yield a name of the machine that no other has: each single machine is the host ``local`` of its lab.
+
+    Its id is confidential, a hash of it is not. Source: machine-id(5).
+    """
+    text = procfs.read(dump.root / "etc/machine-id").strip()
+    if re.fullmatch("[0-9a-f]{32}", text):
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        yield Reading(name=MACHINE, value=digest, source="sha256sum /etc/machine-id", kind="fact")
 
 
 def _model(dump: HostDump) -> Iterator[Reading]:

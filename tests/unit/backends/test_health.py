@@ -52,6 +52,7 @@ LINKS = Subject(
     ),
     lines=(LineCheck(name="xid", pattern="Xid", judge=lambda _: Answer("bad", "Xid")),),
 )
+MACHINE = Reading(name="machine", value="m1", kind="fact", source="")
 GOOD = "labctl survey\nfact width\n\t16\nend\n"
 
 
@@ -229,9 +230,9 @@ def keep(lab: Lab, now: Snapshot, level: Level = "ok", *, full: bool = True) -> 
 def test_a_host_is_compared_with_its_last_good_readings_and_the_lock_file(lab: Lab) -> None:
     """Judge a host that was good once and has a lock file: both are compared, and its last good time is told."""
     keep(lab, snapshot(width(32), time=1000.0))
-    locked = {"hosts": {"gpu-0": {"driver": "x", "hardware": {"processor": "EPYC", "eth0": {"width": "64"}}}}}
+    locked = {"hosts": {"gpu-0": {"driver": "x", "hardware": {"machine": "m1", "eth0": {"width": "64"}}}}}
     (lab.directory / "lab.lock").write_text(json.dumps(locked))
-    verdict = judged(lab, gpu_0=snapshot(width()))["gpu-0"]
+    verdict = judged(lab, gpu_0=snapshot(width(), MACHINE))["gpu-0"]
     assert sentences(verdict) == ["eth0: width 16, 32 before", "eth0: width 16, 64 in lab.lock"]
     assert (verdict.level, verdict.last_good) == ("remark", 8000)
 
@@ -244,14 +245,24 @@ def test_a_card_of_the_lock_file_that_is_not_there_is_bad_unless_its_tool_is_sil
         for at in range(2)
         for name, value in (("VBIOS", "96.00"), ("model", "H100"))
     ]
-    locked = {"hosts": {"local": {"hardware": health.frozen(snapshot(width(), *cards))}}}
+    locked = {"hosts": {"local": {"hardware": health.frozen(snapshot(MACHINE, width(), *cards))}}}
     (tmp_path / "lab.lock").write_text(json.dumps(locked))
     assert health.locked(tmp_path)["local"]["GPU 1"] == {"VBIOS": "96.00", "model": "H100"}
-    lost = judged(lab, local=snapshot(width(), *cards[:2]))["local"]
+    lost = judged(lab, local=snapshot(MACHINE, width(), *cards[:2]))["local"]
     assert sentences(lost) == ["GPU 1: is not there; lab.lock has model H100, VBIOS 96.00"]
     assert lost.level == "bad"
     silent = Reading(name="nvidia-smi", value=None, source="nvidia-smi", why="nvidia-smi did not answer in 5 s")
-    assert sentences(judged(lab, local=snapshot(width(), silent))["local"]) == []
+    assert sentences(judged(lab, local=snapshot(MACHINE, width(), silent))["local"]) == []
+
+
+@pytest.mark.parametrize("machine", ["m2", None])
+def test_a_lock_file_of_another_machine_says_nothing(lab: Lab, machine: str | None) -> None:
+    """Judge a host of the same name with a lock file of another machine, or of an unknown one: no word."""
+    other = [replace(MACHINE, value=machine)] if machine else []
+    locked = health.frozen(snapshot(width(64), width(item="0000:3b:00.0"), *other))
+    (lab.directory / "lab.lock").write_text(json.dumps({"hosts": {"gpu-0": {"hardware": locked}}}))
+    assert sentences(judged(lab, gpu_0=snapshot(width(), MACHINE))["gpu-0"]) == []
+    assert sentences(judged(lab, gpu_0=snapshot(width()))["gpu-0"]) == []
 
 
 def test_cards_are_not_missed_in_a_lab_of_another_accelerator(tmp_path: Path) -> None:
@@ -260,14 +271,14 @@ def test_cards_are_not_missed_in_a_lab_of_another_accelerator(tmp_path: Path) ->
         Reading(name=name, value="1", item="GPU 0", kind="fact", kin="H100", source="nvidia-smi -q", subject="NVIDIA")
         for name in ("VBIOS", "device memory", "model")
     ]
-    before = snapshot(width(), *gpu, time=1.0)
+    before = snapshot(MACHINE, width(), *gpu, time=1.0)
     (tmp_path / "lab.lock").write_text(json.dumps({"hosts": {"local": {"hardware": health.frozen(before)}}}))
     ok = HostHealth(host="local", nodes=(), level="ok", conditions=())
     health.keep(tmp_path, {"local": before}, [ok], full=True)
     lab = builders.lab(directory=tmp_path, accelerator="cpu")
-    assert sentences(judged(lab, local=snapshot(width()))["local"]) == []
+    assert sentences(judged(lab, local=snapshot(MACHINE, width()))["local"]) == []
     as_it_was = builders.lab(directory=tmp_path, accelerator="nvidia")
-    assert sentences(judged(as_it_was, local=snapshot(width()))["local"]) == [
+    assert sentences(judged(as_it_was, local=snapshot(MACHINE, width()))["local"]) == [
         "GPU 0: is gone; it had VBIOS 1, device memory 1, model 1"
     ]
 

@@ -55,6 +55,20 @@ def other(root: Path, path: str, text: str) -> Snapshot:
     return msgspec.structs.replace(look(SUBJECT, root), boot="b", lines=(), lines_why="")
 
 
+MACHINE_ID = "0123456789abcdef0123456789abcdef\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [(MACHINE_ID, "3eb1bd439947"), ("uninitialized\n", None), ("\n", None), ("", None)]
+)
+def test_a_machine_has_a_name_that_does_not_tell_its_id(tmp_path: Path, text: str, name: str | None) -> None:
+    """Read machine ids, one that is not set yet, and none: the beginning of the hash, or no reading."""
+    put(tmp_path, {**TREE, "etc/machine-id": text})
+    machine = read(SUBJECT, tmp_path).get(("", "machine"))
+    assert (machine and machine.value) == name
+    assert machine is None or machine.kind == "fact"
+
+
 def test_readings_of_a_server(tmp_path: Path) -> None:
     """Read model, cores, sockets, nodes and counters."""
     put(tmp_path, TREE)
