@@ -6,15 +6,16 @@ The file is sorted JSON with one fact per line, so that git shows changes and ve
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from labctl.backends import Backend
+from labctl.backends.health import FINGERPRINT
 from labctl.errors import ConfigError, HostError
-from labctl.system import files
+from labctl.system import files, human
 
 LOCK = "lab.lock"
 SCHEMA = 1
@@ -91,13 +92,25 @@ def count(document: Mapping[str, Any]) -> int:
 
 
 def verify(backend: Backend, lock: str, before: Mapping[str, Any]) -> Verification:
-    """Compare the lab with a lock file's facts; return the differing ones. HostError if a host is silent."""
-    return differences(lock, before, backend.freeze())
+    """Compare the lab with a lock file's facts; return the differing ones. HostError if a host is silent.
+
+    Warn of hosts whose hardware is not compared.
+    """
+    now = backend.freeze()
+    if hosts := _without_hardware(before, now):
+        backend.context.warn(
+            f"{lock} has no hardware of {human.listed(hosts, 4)} to compare: `labctl freeze` records it"
+        )
+    return differences(lock, before, now)
 
 
 def differences(lock: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Verification:
-    """Return all facts that differ between two documents of `freeze`, empty where one lacks a fact."""
-    was, is_now = dict(_facts(before)), dict(_facts(now))
+    """Return all facts that differ between two documents of `freeze`, empty where one lacks a fact.
+
+    A host's hardware is compared if both have it: an older labctl did not record it.
+    """
+    hosts = {*_without_hardware(before, now), *_without_hardware(now, before)}
+    was, is_now = dict(_facts(_less_hardware(before, hosts))), dict(_facts(_less_hardware(now, hosts)))
     keys = dict.fromkeys((*was, *is_now))
     drift = (
         Drift(what=name, where=place, was=was.get((place, name), ""), now=is_now.get((place, name), ""))
@@ -105,6 +118,23 @@ def differences(lock: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
         if was.get((place, name), "") != is_now.get((place, name), "")
     )
     return Verification(lock=lock, facts=len(was), drift=tuple(drift))
+
+
+def _without_hardware(document: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the hosts of both documents whose hardware only the other one has."""
+    hosts, others = document.get("hosts") or {}, other.get("hosts") or {}
+    return tuple(
+        name for name, facts in hosts.items() if FINGERPRINT not in facts and FINGERPRINT in others.get(name, {})
+    )
+
+
+def _less_hardware(document: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return a document without the hardware of these hosts."""
+    hosts = {
+        host: {name: value for name, value in facts.items() if host not in names or name != FINGERPRINT}
+        for host, facts in (document.get("hosts") or {}).items()
+    }
+    return {**document, "hosts": hosts}
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:

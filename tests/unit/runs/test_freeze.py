@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from labctl.backends import Backend
 from labctl.errors import ConfigError, HostError
 from labctl.runs import freeze
 from labctl.runs.freeze import Drift
@@ -95,6 +97,47 @@ def test_what_is_gone_and_what_is_new_is_drift_too() -> None:
         Drift(what="files workloads/opt/train.py", where="lab", was="1111", now=""),
         Drift(what="host", where="worker-2", was="", now="gpu-c"),
     )
+
+
+HARDWARE = {"processor": "EPYC", "GPU 0": {"VBIOS": "96.00"}}
+
+
+def with_hardware(*hosts: str) -> dict[str, Any]:
+    """Return LOCK with the hardware of these hosts."""
+    document = copy.deepcopy(LOCK)
+    for host in hosts:
+        document["hosts"][host]["hardware"] = HARDWARE
+    return document
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_hardware_that_only_one_document_has_is_no_drift(swapped: bool) -> None:
+    """Compare LOCK, of a labctl that did not record hardware, with one that has it: as it was, both ways."""
+    before, now = (with_hardware("gpu-a", "gpu-b"), LOCK) if swapped else (LOCK, with_hardware("gpu-a", "gpu-b"))
+    changes = freeze.differences("lab.lock", before, now)
+    assert (changes.drift, changes.facts) == ((), freeze.count(LOCK))
+
+
+def test_hardware_of_a_host_that_both_documents_have_is_compared() -> None:
+    """Compare two hosts of which one had its hardware recorded, and a new host: the former and the new one differ."""
+    before, now = with_hardware("gpu-b"), with_hardware("gpu-a", "gpu-b")
+    now["hosts"]["gpu-b"]["hardware"] = {**HARDWARE, "processor": "Xeon"}
+    now["hosts"]["gpu-c"] = {"hardware": {"processor": "EPYC"}}
+    assert freeze.differences("lab.lock", before, now).drift == (
+        Drift(what="hardware processor", where="gpu-b", was="EPYC", now="Xeon"),
+        Drift(what="hardware processor", where="gpu-c", was="", now="EPYC"),
+    )
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_verify_says_that_an_older_lock_file_has_no_hardware(has: bool) -> None:
+    """Verify a lock file with hardware and one without: a notice for the latter only, and no drift."""
+    told: list[str] = []
+    now = with_hardware("gpu-a", "gpu-b")
+    backend = cast(Backend, SimpleNamespace(freeze=lambda: now, context=SimpleNamespace(warn=told.append)))
+    assert freeze.verify(backend, "lab.lock", now if has else LOCK).drift == ()
+    notice = "lab.lock has no hardware of gpu-a, gpu-b to compare: `labctl freeze` records it"
+    assert told == ([] if has else [notice])
 
 
 def test_the_file_is_sorted_and_stays_as_it_is(tmp_path: Path) -> None:
