@@ -38,6 +38,11 @@ UNIQUE = (ADDRESS, "uuid")
 """Readings by which a device is known again, the surest first: an address moves with another firmware or slot."""
 CHANGED, CHANGES = "changed", "Changes"
 """Name of the check of what moved, and its heading."""
+LOST_STEPS = ("{sudo}dmesg | tail -n 100", "{sudo}reboot", "if it does not come back: service of the host")
+"""What to do about hardware that a host lacks."""
+ON_PURPOSE = "if it was taken out on purpose: labctl health --since 1m"
+"""Step by which an item that is gone is forgotten."""
+FREEZE = "if that is on purpose: labctl freeze"
 OWN_LEVELS: Mapping[int, Level] = {0: "ok", 1: "remark", 2: "bad"}
 TIMED_OUT = 124
 """Exit code of timeout(1) for a command that did not end."""
@@ -287,7 +292,7 @@ def changed(now: Snapshot, past: Past, subjects: Sequence[Subject], *, has_all: 
     if past.snapshot:
         yield from _moved(now, facts_of(past.snapshot), "before")
     if past.frozen:
-        yield from _moved(now, past.frozen, f"in {past.lock}")
+        yield from _moved(now, past.frozen, f"in {past.lock}", (FREEZE,))
 
 
 def _gone(now: Snapshot, before: Snapshot, subjects: Sequence[Subject]) -> Iterator[Condition]:
@@ -309,7 +314,8 @@ def _gone(now: Snapshot, before: Snapshot, subjects: Sequence[Subject]) -> Itera
         shown = ", ".join(f"{reading.name} {reading.text()}" for reading in facts[:3] if reading.value is not None)
         level: Level = "bad" if any(reading.kin for reading in facts) else "remark"
         text, subject = f"is gone; it had {shown}", facts[0].subject
-        yield Condition(check=CHANGED, subject=CHANGES, level=level, item=item, text=text, changed=subject)
+        steps = _filled((*LOST_STEPS, ON_PURPOSE), item, now) if level == "bad" else ()
+        yield Condition(check=CHANGED, subject=CHANGES, level=level, item=item, text=text, changed=subject, steps=steps)
 
 
 def silent_tools(now: Snapshot) -> frozenset[tuple[str, str]]:
@@ -330,8 +336,10 @@ def _tool(reading: Reading) -> str:
     return reading.source.partition(" ")[0]
 
 
-def _moved(now: Snapshot, before: Mapping[str, Mapping[str, str]], when: str) -> Iterator[Condition]:
-    """Yield a remark per fact that has another value than before."""
+def _moved(
+    now: Snapshot, before: Mapping[str, Mapping[str, str]], when: str, steps: tuple[str, ...] = ()
+) -> Iterator[Condition]:
+    """Yield a remark with these steps per fact that has another value than before."""
     for reading in now.readings:
         earlier = before.get(reading.item, {}).get(reading.name)
         if reading.kind == "fact" and reading.value is not None and earlier not in (None, reading.text()):
@@ -344,6 +352,7 @@ def _moved(now: Snapshot, before: Mapping[str, Mapping[str, str]], when: str) ->
                 text=text,
                 source=reading.source,
                 changed=reading.subject,
+                steps=steps,
             )
 
 
@@ -374,6 +383,7 @@ def missing(
             text=text,
             source=past.lock,
             changed=next(iter(own), ""),
+            steps=(*(_filled(LOST_STEPS, item, now) if level == "bad" else ()), FREEZE),
         )
 
 

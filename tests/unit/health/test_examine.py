@@ -374,6 +374,24 @@ def test_an_item_of_the_lock_file_is_not_missing_if_its_subject_gives_no_answer(
     assert lacking(card(0), replace(silent, name="Cards", source="")) == [("unknown", "no answer")]
 
 
+@pytest.mark.parametrize(("root", "sudo"), [(False, "sudo "), (True, "")])
+def test_what_is_gone_or_not_there_has_steps(root: bool, sudo: str) -> None:
+    """Examine without a card that was there, without one of the lock file, and beside another width there."""
+    lost = (f"{sudo}dmesg | tail -n 100", f"{sudo}reboot", "if it does not come back: service of the host")
+    (gone,) = examined(node(card(0), root=root), node(card(0), card(1)))
+    assert gone.steps == (*lost, "if it was taken out on purpose: labctl health --since 1m")
+    locked = {"GPU 0": {"PCIe width": "8"}, "GPU 1": {"PCIe width": "16"}, "fan": {"rpm": "9"}}
+    found = examined(node(card(0), root=root), past=Past(frozen=locked, lock="lab.lock"))
+    freeze = "if that is on purpose: labctl freeze"
+    assert [each.steps for each in found] == [(freeze,), (*lost, freeze), (freeze,)]
+
+
+def test_a_remark_that_the_next_look_does_not_repeat_has_no_steps() -> None:
+    """Examine another version than before, and without an interface: nothing is to be done."""
+    found = examined(node(version("2")), node(version("1"), version("3", "eth9")))
+    assert [(each.level, each.steps) for each in found] == [("remark", ()), ("remark", ())]
+
+
 # --- devices with another number -----------------------------------------------------------------------------
 
 
