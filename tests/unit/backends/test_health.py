@@ -140,7 +140,7 @@ def test_an_answer_that_the_time_limit_cut_is_used() -> None:
     for full in (False, True):
         snapshots, errors = look(Hosts(cut=cut), full=full)
         assert errors == {}
-        assert snapshots["cut"].readings[0] == width(kin="x")
+        assert snapshots["cut"].readings[0] == width(kin="x", subject="Links")
 
 
 def test_a_host_that_does_not_answer_in_time_delays_no_other() -> None:
