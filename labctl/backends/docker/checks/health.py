@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from labctl.backends import health
 from labctl.backends.docker.checks.examination import HEALTH_SECONDS, CheckContext
-from labctl.backends.finding import Finding, error, ok, warn
+from labctl.backends.finding import Finding, error, ok
 from labctl.config import health_rules
 from labctl.errors import Failures
 from labctl.system import human
@@ -18,7 +18,7 @@ JUDGING = 5.0
 
 
 def fit(ctx: CheckContext) -> Iterator[Finding]:
-    """Yield an error or a warning per finding of `labctl health` on each host, or ok; nothing is kept."""
+    """Yield an error per bad finding of `labctl health` on each host, or ok; nothing is kept."""
     contexts = {host.name: host for host in ((ctx,) if ctx.local else ctx.hosts)}
 
     def on_host(
@@ -38,16 +38,19 @@ def fit(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _findings(ctx: CheckContext, verdict: health.HostHealth) -> Iterator[Finding]:
-    """Yield the findings about a host."""
-    impact = "runs on it may fail, or be slower than on the others"
-    for condition in verdict.wrong:
-        (node, *_) = health.nodes_of(ctx.lab, verdict, condition) or (verdict.host,)
-        level = error if condition.level == "bad" else warn
-        yield level(CODE, condition.sentence(), impact, f"labctl health {node}", node=node)
+    """Yield an error for each bad condition of a host that concerns a node of the lab, or that it is unread; else ok."""
     if verdict.error:
         yield error(CODE, verdict.error, "its health is unknown", f"labctl health {verdict.host}", node=verdict.host)
-    elif not verdict.wrong:
+        return
+    bad = [condition for condition in verdict.wrong if condition.level == "bad"]
+    impact, is_fit = "runs on it may fail, or be slower than on the others", True
+    for condition in bad:
+        for node in health.nodes_of(ctx.lab, verdict, condition)[:1]:
+            yield error(CODE, condition.sentence(), impact, f"labctl health {node}", node=node)
+            is_fit = False
+    if is_fit:
+        remarks = len(verdict.wrong) - len(bad)
         unknown = sum(condition.level == "unknown" for condition in verdict.conditions)
-        checks = human.count(len(verdict.conditions), "check")
-        text = f"is fit: {checks}" + (f", {unknown} unknown" if unknown else "")
-        yield ok(CODE, text, verdict.host)
+        parts = [human.count(len(verdict.conditions), "check"), f"{unknown} unknown", human.count(remarks, "remark")]
+        shown = ", ".join(part for part in parts if not part.startswith("0 "))
+        yield ok(CODE, f"is fit: {shown} (labctl health)", verdict.host)
