@@ -38,7 +38,7 @@ def fit(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _findings(ctx: CheckContext, verdict: health.HostHealth) -> Iterator[Finding]:
-    """Yield an error for each bad condition that concerns a node of the lab, or for a host that is not read; else ok."""
+    """Yield an error for each bad condition that concerns a node, or for a host that is not read; else ok."""
     if verdict.error:
         yield error(CODE, verdict.error, "its health is unknown", f"labctl health {verdict.host}", node=verdict.host)
         return
