@@ -244,16 +244,20 @@ def nodes_on(lab: Lab, host: str) -> tuple[str, ...]:
 def nodes_of(lab: Lab, verdict: HostHealth, condition: Condition) -> tuple[str, ...]:
     """Return the nodes that a condition concerns: the one that has the device, else all of the host.
 
-    None are concerned by a device if the lab leaves some to others. Else it is lost: the lab had all of the host.
+    A device that the lab leaves to others concerns none. One that the host lacks may have been the lab's, unless the
+    lab leaves others too: more than what is left over when nodes share all of a host.
     """
     members = [node for node in lab.nodes if node.host == verdict.host]
     for node in members:
         if any(_concerns(condition, device) for device in node.devices.devices):
             return (node.name,)
     used = {device.id for node in members for device in node.devices.devices}
-    present = {device for host in lab.hosts if host.name == verdict.host for device in host.devices}
-    leaves_some = bool(used) and any(device.id not in used for device in present)
-    return () if leaves_some and _is_of_device(lab, present, condition) else verdict.nodes
+    present = [device for host in lab.hosts if host.name == verdict.host for device in host.devices]
+    left = [device for device in present if device.id not in used]
+    if not used or not _is_of_device(lab, present, condition):
+        return verdict.nodes
+    is_left = any(_concerns(condition, device) for device in left)
+    return () if is_left or len(left) >= len(members) else verdict.nodes
 
 
 def _concerns(condition: Condition, device: Device) -> bool:

@@ -379,14 +379,27 @@ def test_a_device_that_the_lab_leaves_to_others_concerns_no_node(
     assert health.nodes_of(lab, verdict, condition) == nodes
 
 
-def test_a_lost_device_concerns_all_nodes_of_a_lab_that_uses_the_whole_host() -> None:
-    """Find the nodes of a GPU that is gone, in a lab that has all GPUs that are left: each may lack it."""
-    cards = tuple(Device(id=str(at), path=f"/dev/nvidia{at}", pci=f"0000:0{at + 1}:00.0") for at in range(2))
-    members = (builders.node(0, devices=DeviceMapping(devices=cards)),)
+@pytest.mark.parametrize(
+    ("count", "item", "nodes"),
+    [
+        (6, "GPU 7", ("worker-0", "worker-1")),
+        (7, "GPU 7", ("worker-0", "worker-1")),
+        (7, "GPU 0 (0000:99:00.0)", ("worker-0", "worker-1")),
+        (7, "GPU 6", ()),
+        (8, "GPU 9", ()),
+    ],
+)
+def test_a_lost_device_concerns_all_nodes_of_a_lab_that_shares_the_whole_host(
+    count: int, item: str, nodes: tuple[str, ...]
+) -> None:
+    """Find the nodes of a GPU that is gone, on a host whose two nodes have three each of these that are left."""
+    cards = tuple(Device(id=str(at), path=f"/dev/nvidia{at}", pci=f"0000:0{at + 1}:00.0") for at in range(count))
+    shares = (cards[:3], cards[3:6])
+    members = tuple(builders.node(at, devices=DeviceMapping(devices=share)) for at, share in enumerate(shares))
     lab = builders.lab(members, hosts=(builders.host(devices=cards),), accelerator="nvidia")
-    verdict = HostHealth(host="local", nodes=("worker-0",), level="bad", conditions=())
-    gone = Condition(check="changed", subject="Changes", level="bad", item="GPU 7", changed="NVIDIA")
-    assert health.nodes_of(lab, verdict, gone) == ("worker-0",)
+    verdict = HostHealth(host="local", nodes=("worker-0", "worker-1"), level="bad", conditions=())
+    gone = Condition(check="changed", subject="Changes", level="bad", item=item, changed="NVIDIA")
+    assert health.nodes_of(lab, verdict, gone) == nodes
 
 
 # --- what is kept ----------------------------------------------------------------------------------------
