@@ -247,16 +247,18 @@ def _names(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[st
 
     A device that is gone has its address behind its name if another one has this name now.
     """
+    # Items of other hardware have no address, and a device whose link leads nowhere an empty one.
+    earlier = {item: facts for item, facts in before.items() if facts.get(ADDRESS)}
     names: dict[str, str] = {}
     for fact in UNIQUE:
-        present = {facts[fact]: item for item, facts in now.items() if ADDRESS in facts and fact in facts}
-        for item, facts in before.items():
+        present = {facts[fact]: item for item, facts in now.items() if facts.get(ADDRESS) and facts.get(fact)}
+        for item, facts in earlier.items():
             name = present.get(facts.get(fact, ""))
             if item not in names and name and name not in names.values():
                 names[item] = name
     taken = frozenset(names.values())
-    for item, facts in before.items():
-        if ADDRESS in facts and item not in names:
+    for item, facts in earlier.items():
+        if item not in names:
             names[item] = f"{item} ({facts[ADDRESS]})" if item in taken else item
     return names
 

@@ -439,6 +439,16 @@ def test_a_card_that_cannot_be_read_is_not_gone() -> None:
     assert sentences(node(*gpu(0, "18"), lost), before) == []
 
 
+def test_devices_of_which_the_address_is_unknown_keep_their_names() -> None:
+    """Examine cards with an empty address, as where a link leads nowhere: all items stay as they are."""
+    cards = [card(at, name="PCI address", value="") for at in range(2)]
+    before = node(*cards, card(0, item="eth0"), version("570"))
+    assert examine.renumbered(before, node(*cards)) == before
+    assert sentences(node(*cards, card(0, item="eth0"), version("580")), before) == [
+        ("remark", "driver 580, 570 before")
+    ]
+
+
 def test_parts_of_a_card_and_items_without_an_address_keep_theirs() -> None:
     """Look at a link of a card that has another number now, and at an interface: the link moves with its card."""
     link = card(1, item="GPU 1 NVLink 3")
