@@ -96,7 +96,8 @@ def _changes_of(run: Run, host: str, before: Snapshot, now: Snapshot, rules: Rul
     past = examine.Past(snapshot=before, since=examine.since_of(now, before), tells_age=False)
     # Lines that were there before are not new, whatever they say.
     earlier = examine.Past(since=examine.since_of(before, before))
-    known_before = of_backend.named(before, examine.examine(before, subjects, rules, earlier, {}))
+    as_now = examine.renumbered(before, now)
+    known_before = of_backend.named(as_now, examine.examine(as_now, subjects, rules, earlier, {}))
     known = {_identity(each) for each in known_before}
     found = (*_restarted(before, now, rules), *examine.examine(now, subjects, rules, past, {}))
     conditions = of_backend.named(now, found)
@@ -107,7 +108,7 @@ def _changes_of(run: Run, host: str, before: Snapshot, now: Snapshot, rules: Rul
             each, item=_with_nodes(run.lab, verdict, each), level="bad" if each.check in raised else each.level
         )
         for each in verdict.wrong
-        if _identity(each) not in known
+        if _identity(each) not in known and nodes_of(run.lab, verdict, each)
     ]
 
 
@@ -124,8 +125,7 @@ def _identity(condition: Condition) -> tuple[str, str, Level]:
 
 def _with_nodes(lab: Lab, verdict: HostHealth, condition: Condition) -> str:
     """Return the nodes of a condition, with its item: ``worker-3 mlx5_0/1``."""
-    nodes = ", ".join(nodes_of(lab, verdict, condition)) or verdict.host
-    return f"{nodes} {condition.item}".rstrip()
+    return f"{', '.join(nodes_of(lab, verdict, condition))} {condition.item}".rstrip()
 
 
 def message(result: Result, found: Sequence[Condition]) -> str:

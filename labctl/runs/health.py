@@ -148,9 +148,16 @@ def require_fit(
     bad = _bad(run.lab, verdicts, nodes)
     if bad and judged_as == "on":
         raise unfit(bad, nodes, options)
-    unread = [f"{verdict.host}: its health is unknown: {verdict.error}" for verdict in verdicts if verdict.error]
+    unread = [f"{verdict.host}: its health is unknown: {_why(verdict)}" for verdict in verdicts if _why(verdict)]
     _warn(backend.context, [*_texts(bad), *unread])
     return snapshots
+
+
+def _why(verdict: HostHealth) -> str:
+    """Return why the health of a host is unknown; empty if it is known."""
+    if verdict.error or verdict.level != "unknown":
+        return verdict.error
+    return next((condition.text for condition in verdict.conditions if condition.level == "unknown"), "nothing told")
 
 
 def _warn(context: Context, texts: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ def fit(ctx: CheckContext) -> Iterator[Finding]:
 
     rules, subjects = health_rules.load(ctx.lab.directory), health.subjects_of(ctx.lab.accelerator)
     # `look` adds the time of own checks: a host that is silent has its finding before the check's own time is over.
-    limit = HEALTH_SECONDS - JUDGING - sum(own.seconds for own in rules.own)
+    limit = HEALTH_SECONDS - JUDGING - max((own.seconds for own in rules.own_on), default=0.0)
     folders = health.folders_of(ctx.lab)
     snapshots, failed = health.look(on_host, tuple(contexts), subjects, rules, full=True, limit=limit, folders=folders)
     for verdict in health.judge(ctx.lab, snapshots, failed, rules):
