@@ -160,6 +160,14 @@ def test_a_node_that_the_others_waited_for_is_named(tmp_path: Path) -> None:
     assert "Node that the others waited for" not in report(tmp_path, SECOND).html
 
 
+def test_changes_on_the_nodes_are_on_the_page(tmp_path: Path) -> None:
+    """Report a run while which a link flapped: the change is on the page, escaped; without one there is no heading."""
+    records.write(tmp_path, FIRST, node_changes=["worker-1 <eth0>: carrier_changes +6"])
+    records.write(tmp_path, SECOND)
+    assert "<li>worker-1 &lt;eth0&gt;: carrier_changes +6</li>" in report(tmp_path, FIRST).html
+    assert "Changes on the nodes" not in report(tmp_path, SECOND).html
+
+
 def test_a_metric_that_was_found_is_shown_with_its_unit_and_the_text_that_has_it(tmp_path: Path) -> None:
     """Report a metric found in the output: its unit and the line that has it."""
     line = {"found": "1.2 samples/s", "line": "step 9: 24.8 samples/s"}
