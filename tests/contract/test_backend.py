@@ -418,6 +418,7 @@ def ignore(_: object) -> None:
 
 
 COMMANDS: Mapping[str, Callable[[Context], object]] = {
+    "health": flows.health,
     "up": flows.up,
     "render": flows.render_files,
     "devcontainer": lambda context: flows.devcontainer(context, "code"),
