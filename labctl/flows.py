@@ -206,6 +206,8 @@ def health(
     from labctl.reports import prometheus as metrics
     from labctl.runs import health as examination
 
+    if prometheus:
+        metrics.require_writable(prometheus)
     with connected(context, "health", demand=False) as backend:
         report = examination.report(backend, nodes, since=since)
     if prometheus:

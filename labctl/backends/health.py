@@ -189,11 +189,12 @@ def judge(
                 last_good=now.time - good.time if good else None,
             )
         )
-    unread = [
-        HostHealth(host=host, nodes=nodes_on(lab, host), level="unknown", conditions=(), error=error.message)
-        for host, error in failed.items()
-    ]
-    return (*verdicts, *unread)
+    for host, error in failed.items():
+        kept = read(lab.directory, host)
+        age_of_good = time.time() - kept.good.time if kept and kept.good else None
+        unread = HostHealth(host=host, nodes=nodes_on(lab, host), level="unknown", conditions=(), error=error.message)
+        verdicts.append(msgspec.structs.replace(unread, last_good=age_of_good))
+    return tuple(verdicts)
 
 
 def _is_of(frozen: Mapping[str, Mapping[str, str]], now: Snapshot) -> bool:
@@ -327,7 +328,11 @@ def _completed(now: Snapshot, before: Snapshot | None, *, full: bool) -> Snapsho
         and (each.kind != "counter" or before.boot == now.boot)
     }
     taken = (each for each in now.readings if each.key not in rest)
-    return msgspec.structs.replace(now, readings=(*taken, *rest.values()))
+    completed = msgspec.structs.replace(now, readings=(*taken, *rest.values()))
+    if now.lines_why and before.boot == now.boot:
+        # Lines that could not be read count once they can.
+        completed = msgspec.structs.replace(completed, lines=before.lines, lines_why=before.lines_why)
+    return completed
 
 
 def frozen(snapshot: Snapshot) -> dict[str, Any]:

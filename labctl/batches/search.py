@@ -21,7 +21,7 @@ from labctl.batches.bisect import Diagnosis, Group, Outcome, Steps, Stopped
 from labctl.batches.evidence import CONFIRMATIONS, PAUSE
 from labctl.batches.record import Batch, BatchJob
 from labctl.config import inventory
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, HostError
 from labctl.jobs import job
 from labctl.jobs.request import RunOptions
 from labctl.model import Lab, Metric, Workload
@@ -145,7 +145,10 @@ def _usable(backend: Backend, lab: Lab, nodes: tuple[str, ...]) -> tuple[str, ..
     for node in asked:
         if node.name in left_out:
             backend.context.notice(f"{node.name} is left out: {left_out[node.name]}")
-    return tuple(dict.fromkeys(node.name for node in asked if node.name not in left_out))
+    usable = tuple(dict.fromkeys(node.name for node in asked if node.name not in left_out))
+    if not usable:
+        raise HostError(f"no node is left: {next(iter(left_out.values()), 'none was named')}", hint="labctl health")
+    return usable
 
 
 class Rounded(NamedTuple):

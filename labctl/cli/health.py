@@ -69,8 +69,8 @@ def report_text(report: HealthReport, *, verbose: bool) -> str:
     parts += unknown_texts(report.hosts)
     if bad := [verdict.host for verdict in report.hosts if verdict.level == "bad"]:
         parts += [
-            f"\nnext: `labctl health {bad[0]} --ticket` prints a text for whoever repairs it",
-            f"      once it is mended: `labctl health {bad[0]} --since 1m`, which counts nothing from before",
+            f"\nnext: `labctl health {bad[0]} --ticket` prints a text for its repair",
+            f"      once mended: `labctl health {bad[0]} --since 1m`, to count nothing from before",
         ]
     if verbose:
         cells = [

@@ -11,6 +11,7 @@ from labctl.config.yaml_reader import Schema, Value, compose
 from labctl.health.model import OwnCheck, Rules
 
 NAME = "health.yml"
+_OPERATORS = frozenset((";", "|", "||", "&", "&&", ">", ">>", "<"))
 _CHECK = r"[a-z0-9][a-z0-9-]{0,62}"
 
 
@@ -31,6 +32,8 @@ def _checks(value: Value) -> tuple[frozenset[str], dict[str, float]]:
     for name, entry in value.entries().items():
         if entry.node.id == "scalar" and entry.node.value in ("off", "false"):
             off.add(name)
+        elif entry.node.id != "mapping":
+            raise entry.error(f"`{name}` must be `off` or a limit", hint=f"{name}: {{limit: 5}}")
         else:
             limits[name] = entry.read({"limit": Value.number}, required=("limit",))["limit"]
     return frozenset(off), limits
@@ -70,6 +73,9 @@ def _command(value: Value) -> tuple[str, ...]:
         raise value.error(f"`{value.name}` is not a command: {error}") from None
     if not words:
         raise value.error(f"`{value.name}` is empty")
+    if operators := [word for word in words if word in _OPERATORS or word.endswith(";")]:
+        hint = f"command: sh -c {shlex.quote(value.text())}"
+        raise value.error(f"`{operators[0]}` needs a shell, and it is run without one", hint=hint)
     return words
 
 

@@ -14,6 +14,8 @@ from labctl.system.hostdump import HostDump
 from labctl.system.hostpath import HostPath
 
 GIB = 1 << 30
+LEAST = 1.0
+"""GiB that must be free."""
 SPARE = 20.0
 """GiB: with that much free, a large file system is not full, whatever its share."""
 SECONDS = 5
@@ -260,7 +262,7 @@ def space(reading: Reading, evidence: Evidence) -> Answer | None:
     A file system that is hardly larger than the limit, such as /tmp in memory, is full with less than a tenth of it.
     """
     free, total = map(float, str(reading.value).split(" of "))
-    least = min(evidence.limit or 0, total / 10)
+    least = min(LEAST, total / 10) if evidence.limit in (None, LEAST) else evidence.limit
     if free < least:
         return Answer("bad", f"free space {reading.text()}")
     return Answer("remark", f"free space {reading.text()}") if free < min(SPARE, total / 20) else None
@@ -297,7 +299,7 @@ SUBJECT = Subject(
     readings=readings,
     checks=(
         Check(name="folder", reading="folder", judge=folder, steps=("ls -ld {item}", "df {item}", "findmnt -T {item}")),
-        Check(name="disk-space", reading="free space", judge=space, limit=1, steps=FREE),
+        Check(name="disk-space", reading="free space", judge=space, limit=LEAST, steps=FREE),
         Check(
             name="inodes",
             reading="free inodes",

@@ -432,7 +432,7 @@ def own(now: Snapshot, rules: Rules) -> Iterator[Condition]:
         level = OWN_LEVELS.get(int(code), "unknown") if code.isdecimal() else "unknown"
         if code == str(TIMED_OUT):
             text = f"did not end within {check.seconds:g} s"
-        shown = "" if level == "ok" else text or reading.why or f"exit code {code}"
+        shown = "" if level == "ok" else f"{check.name}: {text or reading.why or f'exit code {code}'}"
         yield Condition(check=check.name, subject="Own", level=level, text=shown, value=text, source=reading.source)
 
 

@@ -91,6 +91,9 @@ def waiting(dump: HostDump) -> Iterator[Waiting]:
         frozen = procfs.read(dump.root / f"sys/fs/cgroup/freezer{groups.get(pid, '')}/freezer.state").strip()
         if function in EXPECTED or frozen == "FROZEN":
             continue
+        if last and pid not in last:
+            # It ended, or went on, while it was looked at.
+            continue
         now, then = clocks.get(match[4]), float(last.get(pid, 0))
         seconds = (now - then) / 1000 if now and then else None
         yield Waiting(pid=int(pid), name=match[2], function=function, seconds=seconds)

@@ -6,14 +6,24 @@ Source: Prometheus' documentation, "Exposition formats", version 0.0.4.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from labctl.backends.health import HostHealth, read
+from labctl.errors import ConfigError
 from labctl.health.model import Level, Snapshot
 from labctl.system import files
 
 NUMBERS: Mapping[Level, int] = {"ok": 0, "remark": 1, "bad": 2, "unknown": 3}
+
+
+def require_writable(path: Path) -> None:
+    """Raise ConfigError unless the file can be made or replaced: its folder exists, and it is no device or pipe."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} does not exist", hint=f"mkdir -p {shlex.quote(str(path.parent))}")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is not a regular file", hint="--prometheus FILE")
 
 
 def write(path: Path, lab: Path, verdicts: Sequence[HostHealth]) -> None:

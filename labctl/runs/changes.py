@@ -102,6 +102,9 @@ def _changes_of(run: Run, host: str, before: Snapshot, now: Snapshot, rules: Rul
     found = (*_restarted(before, now, rules), *examine.examine(now, subjects, rules, past, {}))
     conditions = of_backend.named(now, found)
     verdict = HostHealth(host=host, nodes=of_backend.nodes_on(run.lab, host), level="ok", conditions=conditions)
+    if examine.worst(conditions) == "bad":
+        with suppress(HostError):
+            of_backend.keep(run.lab.directory, {host: now}, [msgspec.structs.replace(verdict, level="bad")], full=False)
     raised = {check.name for subject in subjects for check in subject.checks if check.bad_in_run}
     return [
         msgspec.structs.replace(

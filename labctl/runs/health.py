@@ -78,7 +78,7 @@ def known_rules(backend: Backend) -> Rules:
 
 def _hosts_of(lab: Lab, names: tuple[str, ...]) -> frozenset[str]:
     """Return the hosts of these nodes or hosts, all without names. ConfigError for an unknown one."""
-    hosts = {host.name: host.name for host in lab.hosts} | {node.name: node.host for node in lab.nodes}
+    hosts = {name: lab.host_of(name).name for name in lab.containers} | {host.name: host.name for host in lab.hosts}
     for name in names:
         if name not in hosts:
             raise ConfigError(f"{name} is no node of the lab", hint=did_you_mean(name, tuple(hosts)))

@@ -15,7 +15,7 @@ from support import builders
 from labctl.backends import health
 from labctl.backends.health import HostHealth, Kept
 from labctl.errors import Failures, HostError
-from labctl.health import catalogue, rules, script
+from labctl.health import catalogue, examine, rules, script
 from labctl.health.model import (
     Answer,
     Check,
@@ -529,3 +529,11 @@ def test_checks_of_every_accelerator_are_known() -> None:
     assert {name for name, limit in health.known_checks().items() if limit is not None} >= {"gaudi-ecc", "gpu-pages"}
     assert health.subjects_of("cpu") == (LINKS,)
     assert [subject.name for subject in health.subjects_of("habana")] == ["Gaudi", "Links"]
+
+
+def test_a_kernel_line_counts_although_a_look_between_could_not_read_the_log(tmp_path: Path) -> None:
+    """Keep the lines of the last look that could read them, so that a line written meanwhile is told later."""
+    before = Snapshot(time=1.0, boot="b", uptime=10.0, lines=(KernelLine(5.0, "old"),))
+    blind = Snapshot(time=2.0, boot="b", uptime=20.0, lines_why="only root reads it")
+    completed = health._completed(blind, before, full=False)
+    assert examine.since_of(Snapshot(time=3.0, boot="b", uptime=30.0), completed) == 5.0

@@ -60,8 +60,8 @@ gpu-2: gpu-2 did not answer within 60 s
 unknown  gpu-1: xid, io-errors: only root reads it
 unknown  gpu-1: smart: no smartctl
 
-next: `labctl health gpu-1 --ticket` prints a text for whoever repairs it
-      once it is mended: `labctl health gpu-1 --since 1m`, which counts nothing from before
+next: `labctl health gpu-1 --ticket` prints a text for its repair
+      once mended: `labctl health gpu-1 --since 1m`, to count nothing from before
 """
 
 

@@ -272,3 +272,10 @@ def test_this_machine() -> None:
     assert conditions(SUBJECT, msgspec.structs.replace(look(SUBJECT, health_paths="rw /tmp"), lines_why="")).keys() <= {
         "smart"
     }
+
+
+def test_a_limit_of_health_yml_holds_on_small_file_systems() -> None:
+    """Judge by the site's own limit, whatever the size; the usual one is at most a tenth of a file system."""
+    reading = Reading(name="free space", value="0.8 of 2", source="df", unit="GiB")
+    judged = [disk.space(reading, Evidence(limit=limit)) for limit in (1.0, 1.5, 0.5)]
+    assert [answer.level if answer else None for answer in judged] == [None, "bad", None]

@@ -6,8 +6,11 @@ import re
 import stat
 from pathlib import Path
 
+import pytest
+
 from labctl.backends import health
 from labctl.backends.health import HostHealth
+from labctl.errors import ConfigError
 from labctl.health.model import Condition, Level, Reading, Snapshot
 from labctl.reports import prometheus
 
@@ -111,3 +114,12 @@ def test_the_file_is_for_everyone_to_read_and_has_nothing_old(tmp_path: Path) ->
     hosts = {labels[0][1] for name, labels in samples(path.read_text()) if name != "labctl_health_host"}
     assert hosts == {"gpu-1"}
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_device_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+    """Refuse to replace what is no regular file, and to make folders: a path that is mistyped is noticed."""
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        prometheus.require_writable(Path("/dev/full"))
+    with pytest.raises(ConfigError, match="does not exist"):
+        prometheus.require_writable(tmp_path / "missing/x.prom")
+    prometheus.require_writable(tmp_path / "x.prom")

@@ -8,7 +8,7 @@ from labctl.backends import health
 from labctl.backends.docker.checks.examination import HEALTH_SECONDS, CheckContext
 from labctl.backends.finding import Finding, error, ok
 from labctl.config import health_rules
-from labctl.errors import Failures
+from labctl.errors import ConfigError, Failures
 from labctl.system import human
 from labctl.system.process import CompletedProcess
 
@@ -28,7 +28,12 @@ def fit(ctx: CheckContext) -> Iterator[Finding]:
         (name,) = hosts
         return {name: contexts[name].connection.run(script, *arguments, timeout=seconds, check=False)}, {}
 
-    rules, subjects = health_rules.load(ctx.lab.directory), health.subjects_of(ctx.lab.accelerator)
+    try:
+        rules = health_rules.load(ctx.lab.directory)
+    except ConfigError as failure:
+        yield error(CODE, failure.message, "no host is examined", failure.hint or f"edit {health_rules.NAME}")
+        return
+    subjects = health.subjects_of(ctx.lab.accelerator)
     # `look` adds the time of own checks: a host that is silent has its finding before the check's own time is over.
     limit = HEALTH_SECONDS - JUDGING - max((own.seconds for own in rules.own_on), default=0.0)
     folders = health.folders_of(ctx.lab)
