@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -293,7 +294,8 @@ class Ranks:
             **workload,
         )
         self.make(of.run_id)
-        script = self.root / "rank.sh"
+        # Ranks that start together have a file each: bash reads it while it runs.
+        script = self.root / f"rank-{threading.get_ident()}.sh"
         script.write_text(files(of)["rank.sh"], encoding="utf-8")
         done = subprocess.run(
             ["bash", str(script)],
