@@ -83,7 +83,7 @@ def _kills(dump: HostDump) -> Iterator[Reading]:
     path = EVENTS if EVENTS in dump.files else "proc/vmstat"
     kills = _number(procfs.read(dump.root / path), "oom_kill")
     if kills is not None:
-        yield Reading(name="OOM kills", value=kills, source=f"/{path}", kind="counter")
+        yield Reading(name="OOM kills of the host", value=kills, source=f"/{path}", kind="counter")
 
 
 def _number(text: str, name: str) -> int | None:
@@ -143,7 +143,7 @@ SUBJECT = Subject(
         ),
         Check(
             name="oom",
-            reading="OOM kills",
+            reading="OOM kills of the host",
             # Mostly the program's own fault: it accuses no host.
             judge=rules.remark_grew,
             limit=0,

@@ -64,7 +64,7 @@ def test_the_cause_of_a_failure_is_named_with_the_lines_that_show_it(
     assert (answer.code, document["cause"]) == (code, cause)
     assert re.fullmatch(message, document["message"])
     if how == "host-memory":
-        assert any("OOM kills +" in change for change in document["node_changes"])
+        assert any("OOM kills of the host +" in change for change in document["node_changes"])
     texts = evidence(lab, document["run_id"])
     assert document["message"] in texts["evidence.txt"]
     assert line in texts["evidence.txt"].partition("first to fail:")[2] + texts["hosts/local.txt"]

@@ -31,7 +31,7 @@ def test_readings_of_a_server(tmp_path: Path) -> None:
     """Read memory, swap and kills."""
     put(tmp_path, TREE)
     values = {name: reading.value for (_, name), reading in read(SUBJECT, tmp_path).items()}
-    assert values == {"memory": 503, "swap in use": 0, "pages swapped in": 7, "OOM kills": 2}
+    assert values == {"memory": 503, "swap in use": 0, "pages swapped in": 7, "OOM kills of the host": 2}
 
 
 def test_memory_by_blocks(tmp_path: Path) -> None:
@@ -59,13 +59,13 @@ def test_no_limit(tmp_path: Path, limit: str) -> None:
 def test_kills_of_a_container(tmp_path: Path) -> None:
     """Count a container's own kills, not those of the machine."""
     put(tmp_path, {**TREE, EVENTS: "low 0\nhigh 0\nmax 5\noom 0\noom_kill 0\noom_group_kill 0\n"})
-    assert read(SUBJECT, tmp_path)["", "OOM kills"].value == 0
+    assert read(SUBJECT, tmp_path)["", "OOM kills of the host"].value == 0
 
 
 def test_swap_in_compressed_memory_is_no_reading(tmp_path: Path) -> None:
     """Leave swap out where it is in memory."""
     put(tmp_path, {**TREE, "proc/swaps": f"{SWAPS}/dev/zram0 partition 8388604 8000000 100\n"})
-    assert {name for _, name in read(SUBJECT, tmp_path)} == {"memory", "OOM kills"}
+    assert {name for _, name in read(SUBJECT, tmp_path)} == {"memory", "OOM kills of the host"}
 
 
 def test_unknown_without_meminfo(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_good_node_gets_no_word(tmp_path: Path) -> None:
         (MEMINFO, "MemTotal: 494000000 kB\n", "memory", "bad", "memory 471 GiB, 503 on 2 others"),
         ("proc/swaps", f"{SWAPS}/swap file 83886040 79190798 -2\n", "swap", "remark", "swap in use 15 % of the memory"),
         ("proc/vmstat", "pswpin 300007\noom_kill 2\n", "swapping", "remark", "pages swapped in +300000"),
-        ("proc/vmstat", "pswpin 7\noom_kill 3\n", "oom", "remark", "OOM kills +1"),
+        ("proc/vmstat", "pswpin 7\noom_kill 3\n", "oom", "remark", "OOM kills of the host +1"),
     ],
 )
 def test_a_bad_node(tmp_path: Path, path: str, text: str, check: str, level: str, words: str) -> None:
