@@ -18,6 +18,7 @@ SMI = Path(__file__).parents[1] / "data/health/nvidia/h100.xml"
 CARD = "/sys/devices/planted/0000:2a:00.0"
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
 RAIL = "/sys/class/net/rail0"
+GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 NODE = "worker-2"
 
 
@@ -105,6 +106,14 @@ def full_disk(host: Host) -> Callable[[], object]:
     return lambda: host.run("umount", "/tmp")  # noqa: S108 - the folder to examine
 
 
+def swap(host: Host) -> Callable[[], object]:
+    """Show a swap file of which most is in use; the cure shows the host's own."""
+    head = "Filename Type Size Used Priority"
+    host.shell(f"printf '%s\\n' '{head}' '/swap file 83886040 79190798 -2' > /opt/swaps")
+    host.run("mount", "--bind", "/opt/swaps", "/proc/swaps")
+    return lambda: host.run("umount", "/proc/swaps")
+
+
 FAULTS = {
     "pcie-width": (write(f"{CARD}/current_link_width", "8"), "bad", "PCIe width 8, 16 on 5 others"),
     "missing-card": (missing_card, "bad", "1, 2 on 2 others"),
@@ -117,6 +126,8 @@ FAULTS = {
     "half-speed": (write(f"{RAIL}/speed", "50000"), "bad", "50000"),
     "clock": (slow_clock, "bad", "3 s ahead"),
     "full-disk": (full_disk, "bad", "free space"),
+    "swap": (swap, "remark", "swap in use"),
+    "governor": (write(GOVERNOR, "powersave"), "remark", "powersave"),
     "io-error": (kernel("blk_update_request: I/O error, dev sda, sector 4096 op 0x0:(READ)"), "bad", "sda"),
 }
 

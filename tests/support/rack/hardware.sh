@@ -1,4 +1,4 @@
-# Shows two GPUs, whose device files are those of /dev/null, an InfiniBand port and a network port on a host that has none, until `unplant`. $1: plant or unplant.
+# Shows a governor, two GPUs, whose device files are those of /dev/null, an InfiniBand port and a network port on a host that has none, until `unplant`. $1: plant or unplant.
 set -eu
 unplant() {
     umount --lazy /proc/driver /sys /run/planted 2> /dev/null || true
@@ -69,6 +69,7 @@ network() {
 overlay_sys
 gpu 0000:18:00.0 0
 gpu 0000:2a:00.0 1
+put /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor performance
 mknod -m 666 /dev/nvidiactl c 1 3
 mknod -m 666 /dev/nvidia-uvm c 1 3
 network
