@@ -26,6 +26,8 @@ FOLDER = ".lab/health"
 """Folder of a file per host, relative to the lab directory."""
 NODES = ".lab/nodes"
 """Folder that `up` makes, relative to the lab directory."""
+ADDRESS = "PCI address"
+"""Reading that tells a device's place on the bus."""
 LOCK = "lab.lock"
 FINGERPRINT = "hardware"
 """Key of a host's fingerprint among its facts in a lock file."""
@@ -169,7 +171,7 @@ def judge(
     own = accelerators.get(lab.accelerator).subject
     verdicts = []
     for host, now in snapshots.items():
-        kept = read(lab.directory, host)
+        kept = _read_of(lab.directory, host, now)
         good = kept.good if kept else None
         before = _before(kept, now, since)
         past = examine.Past(
@@ -179,7 +181,7 @@ def judge(
             lock=LOCK,
         )
         others = {other: snapshot for other, snapshot in snapshots.items() if other != host}
-        conditions = named(now, examine.examine(now, subjects, rules, past, others))
+        conditions = named(now, examine.examine(now, subjects, rules, past, others), past)
         verdicts.append(
             HostHealth(
                 host=host,
@@ -200,7 +202,12 @@ def judge(
 def _is_of(frozen: Mapping[str, Mapping[str, str]], now: Snapshot) -> bool:
     """Tell if a fingerprint is of the machine that was read: a clone of the lab elsewhere has the same names."""
     machine = frozen.get("", {}).get(examine.MACHINE)
-    return machine is not None and machine == examine.facts_of(now).get("", {}).get(examine.MACHINE)
+    return machine is not None and machine == _machine(now)
+
+
+def _machine(snapshot: Snapshot) -> str | None:
+    """Return what identifies the machine that was read; None if it does not tell."""
+    return examine.facts_of(snapshot).get("", {}).get(examine.MACHINE)
 
 
 def _of_lab(accelerator: str, frozen: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
@@ -228,9 +235,14 @@ def _before(kept: Kept | None, now: Snapshot, since: float | None) -> Snapshot |
     return next(recent, None)
 
 
-def named(now: Snapshot, conditions: Iterable[Condition]) -> tuple[Condition, ...]:
-    """Return the conditions with the name of a device beside its PCI address: ``GPU 2 (0000:3b:00.0)``."""
-    devices = {reading.value: reading.item for reading in now.readings if reading.name == "PCI address"}
+def named(now: Snapshot, conditions: Iterable[Condition], past: examine.Past) -> tuple[Condition, ...]:
+    """Return the conditions with the name of a device, also of one that is gone, beside its PCI address.
+
+    Such as ``GPU 2 (0000:3b:00.0)``.
+    """
+    earlier = examine.renumbered(past.snapshot, now).readings if past.snapshot else ()
+    devices = {facts[ADDRESS]: item for item, facts in past.frozen.items() if ADDRESS in facts}
+    devices |= {str(reading.value): reading.item for reading in (*earlier, *now.readings) if reading.name == ADDRESS}
     return tuple(
         msgspec.structs.replace(each, item=f"{devices[each.item]} ({each.item})") if each.item in devices else each
         for each in conditions
@@ -297,15 +309,28 @@ def read(directory: Path, host: str) -> Kept | None:
         return None
 
 
+def _read_of(directory: Path, host: str, now: Snapshot) -> Kept | None:
+    """Return the readings that are kept of a host, unless they are of another machine that had its name.
+
+    A lab's directory may be shared by machines, or copied to another one.
+    """
+    kept = read(directory, host)
+    machines = {machine for machine in (_machine(kept.last) if kept else None, _machine(now)) if machine}
+    return None if len(machines) > 1 else kept
+
+
 def keep(directory: Path, snapshots: Mapping[str, Snapshot], verdicts: Iterable[HostHealth], *, full: bool) -> None:
-    """Write the readings of each host that was read, as the last good ones too unless it is bad or unknown."""
+    """Write the readings of each host that was read, as the last good ones too if it is good.
+
+    A host with a remark is good by a full look only: nobody sees the remarks of a quick one.
+    """
     for verdict in verdicts:
         now = snapshots.get(verdict.host)
         if now is None:
             continue
-        before = read(directory, verdict.host)
+        before = _read_of(directory, verdict.host, now)
         good = before.good if before else None
-        if verdict.level in ("ok", "remark"):
+        if verdict.level == "ok" or (verdict.level == "remark" and full):
             good = _completed(now, good, full=full)
         kept = Kept(last=now, level=verdict.level, good=good)
         files.write(directory / FOLDER / f"{verdict.host}.json", msgspec.json.encode(kept).decode())

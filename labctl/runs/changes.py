@@ -27,8 +27,8 @@ RECORD = "health.json"
 """Readings before and after a run, in its record."""
 AFTERWARDS = 3.0
 """Seconds that a host may take to be read after a run."""
-LATE = 60.0
-"""Seconds after the end of a run from which readings say little of it: its labctl came back later."""
+CLOCKS = frozenset(("clock", "clock-jump"))
+"""Checks of clocks: if most hosts have them, the clock of labctl's machine moved."""
 OOM = "oom"
 """Check of the kernel's OOM kills."""
 SHOWN = 3
@@ -66,27 +66,27 @@ def begin_after(backend: Backend, run: Run) -> Future[Looked] | None:
     return None
 
 
-def of(run: Run, looked: Future[Looked] | None, ended: float) -> tuple[Condition, ...]:
+def of(run: Run, looked: Future[Looked] | None) -> tuple[Condition, ...]:
     """Return what changed on the hosts of a run while it ran, the bad first, and keep the readings in its record.
 
-    The ``item`` begins with the nodes. A host that does not answer in time has no word, as the run's own end names it;
-    nor has one that is read LATE after the run has ``ended``, in seconds since 1970.
+    The ``item`` begins with the nodes. A host that does not answer in time has no word: the run's own end names it.
     """
-    # Whatever fails here, such as a health.yml that was changed, the run keeps its result.
-    with suppress(Exception):
-        return _of(run, looked, ended) if looked else ()
+    # Whatever fails here, such as a health.yml that was changed, the run keeps its result; as with Ctrl-C.
+    with suppress(Exception, KeyboardInterrupt):
+        return _of(run, looked) if looked else ()
     return ()
 
 
-def _of(run: Run, looked: Future[Looked], ended: float) -> tuple[Condition, ...]:
+def _of(run: Run, looked: Future[Looked]) -> tuple[Condition, ...]:
     """Return the changes as ``of``. Raises what reading the hosts or health.yml raises."""
     recorded, rules = read(run.directory), health_rules.load(run.lab.directory)
     after, _ = looked.result()
     record(run, msgspec.structs.replace(recorded, after=after))
-    found: list[Condition] = []
-    for host, now in after.items():
-        if host in recorded.before and now.time - ended < LATE:
-            found += _changes_of(run, host, recorded.before[host], now, rules)
+    both = [host for host in after if host in recorded.before]
+    by_host = [_changes_of(run, host, recorded.before[host], after[host], rules) for host in both]
+    moved = sum(any(change.check in CLOCKS for change in found) for found in by_host)
+    left_out = CLOCKS if moved > 1 and 2 * moved > len(both) else frozenset()
+    found = [change for changes in by_host for change in changes if change.check not in left_out]
     return tuple(sorted(found, key=lambda condition: condition.level != "bad"))
 
 
@@ -97,10 +97,10 @@ def _changes_of(run: Run, host: str, before: Snapshot, now: Snapshot, rules: Rul
     # Lines that were there before are not new, whatever they say.
     earlier = examine.Past(since=examine.since_of(before, before))
     as_now = examine.renumbered(before, now)
-    known_before = of_backend.named(as_now, examine.examine(as_now, subjects, rules, earlier, {}))
+    known_before = of_backend.named(as_now, examine.examine(as_now, subjects, rules, earlier, {}), earlier)
     known = {_identity(each) for each in known_before}
     found = (*_restarted(before, now, rules), *examine.examine(now, subjects, rules, past, {}))
-    conditions = of_backend.named(now, found)
+    conditions = of_backend.named(now, found, past)
     verdict = HostHealth(host=host, nodes=of_backend.nodes_on(run.lab, host), level="ok", conditions=conditions)
     if examine.worst(conditions) == "bad":
         with suppress(HostError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -17,6 +18,7 @@ from labctl.backends.health import HostHealth, nodes_of
 from labctl.config import health_rules
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError, did_you_mean
+from labctl.health import examine
 from labctl.health.model import LEVELS, Level, Rules, Snapshot
 from labctl.jobs.request import RunOptions, without
 from labctl.model import Lab
@@ -149,7 +151,7 @@ def require_fit(
     if bad and judged_as == "on":
         raise unfit(bad, nodes, options)
     unread = [f"{verdict.host}: its health is unknown: {_why(verdict)}" for verdict in verdicts if _why(verdict)]
-    _warn(backend.context, [*_texts(bad), *unread])
+    _warn(backend.context, [*_texts(bad), *unread], [*nodes, *hosts_of(run)])
     return snapshots
 
 
@@ -157,23 +159,32 @@ def _why(verdict: HostHealth) -> str:
     """Return why the health of a host is unknown; empty if it is known."""
     if verdict.error or verdict.level != "unknown":
         return verdict.error
-    return next((condition.text for condition in verdict.conditions if condition.level == "unknown"), "nothing told")
+    unknown = [condition for condition in verdict.conditions if condition.level == "unknown"]
+    # That the kernel's log is closed to a user is usual, and no reason.
+    reasons = sorted(unknown, key=lambda condition: condition.source == examine.KERNEL_SOURCE)
+    return next((condition.text for condition in reasons), "it told nothing")
 
 
-def _warn(context: Context, texts: Sequence[str]) -> None:
-    """Warn of findings, in full of those that the last run did not warn of."""
+def _warn(context: Context, texts: Sequence[str], nodes: Collection[str]) -> None:
+    """Warn of findings on a run's nodes or hosts, in full of those that no earlier run warned of."""
     path = context.directory / WARNED
     try:
-        known = frozenset(path.read_text(encoding="utf-8").splitlines())
+        earlier = path.read_text(encoding="utf-8").splitlines()
     except OSError:
-        known = frozenset()
-    new = [text for text in texts if text not in known]
+        earlier = []
+    new = [text for text in texts if _without_age(text) not in earlier]
     for text in new:
         context.warn(text)
     if len(new) < len(texts):
         context.warn(f"{human.count(len(texts) - len(new), 'finding')} as before the last run: labctl health")
+    others = [text for text in earlier if set(nodes).isdisjoint(text.partition(": ")[0].split(", "))]
     with suppress(HostError):
-        files.write(path, "".join(f"{text}\n" for text in texts))
+        files.write(path, "".join(f"{text}\n" for text in (*others, *map(_without_age, texts))))
+
+
+def _without_age(text: str) -> str:
+    """Return a finding without the age of a kernel line: ``Xid 79, 5 min ago``."""
+    return re.sub(r", [^,]* ago$", "", text)
 
 
 def _bad(lab: Lab, verdicts: Iterable[HostHealth], nodes: Sequence[str]) -> dict[str, list[str]]:

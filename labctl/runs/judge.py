@@ -38,6 +38,8 @@ from labctl.system import filelock
 JUDGING = 300
 # Seconds between two looks at a run that ends.
 LOOK = 0.2
+# Seconds in which a run is followed that has ended before, and after its end from which its nodes tell little of it.
+BRIEF, LATE = 5, 60
 # Setting of torch that may turn off the record of process groups.
 RECORDER = "TORCH_FR_BUFFER_SIZE"
 LOST_LAB = "the lab's nodes are gone: its engine was restarted, or they were removed"
@@ -58,9 +60,12 @@ def judge(backend: Backend, run_id: str, on_lines: Callable[[Iterable[str]], obj
         now, began = datetime.fromtimestamp(time.time() - age).astimezone(), time.monotonic() - age
         log = store.RunLog(run.directory, run.lab, run.job.workload, over=True)
         held.callback(log.close)
+        taken = time.time()
         with backend.context.showing(log.progress, age, run.job.timeout):
             outcome = backend.supervise(run, log.keep_and_show(on_lines), age=age)
-        looked = changes.begin_after(backend, run)
+        is_late = time.time() - taken < BRIEF and taken - now.timestamp() - (outcome.seconds or age) > LATE
+        # What is read long after its end tells little of the run.
+        looked = None if is_late else changes.begin_after(backend, run)
         backend.collect(run_id)
         log.close()
         return conclude(backend, run, outcome, log, outcome.seconds or time.monotonic() - began, now, looked)
@@ -82,7 +87,7 @@ def conclude(
     """
     warn = backend.context.warn
     result = result_of(run, outcome, log, seconds, now)
-    result = with_changes(result, changes.of(run, looked, now.timestamp() + seconds))
+    result = with_changes(result, changes.of(run, looked))
     if result.verdict != "PASS":
         result = replace(result, hang=store.read_hang(run.lab, run.run_id))
     shares = straggler.read(run.directory, [run.short(node.name) for node in run.job.nodes])

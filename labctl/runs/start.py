@@ -208,7 +208,6 @@ def run_again(backend: Backend, request: Request, ended: Result) -> tuple[Reques
     """Bring the lab up and run a failed run again; if it stays down or is not fit, warn; return the old result."""
     try:
         options = _recover(backend, request, ended)
-        options = _without_unfit(backend, request.workload, options, ended)
     except HostError as error:
         why = "a node is not fit" if isinstance(error, health.Unfit) else "the lab does not come up"
         backend.context.warn(f"run {ended.run_id} is not started again, because {why}: {error.message}")
@@ -228,7 +227,7 @@ def _recover(backend: Backend, request: Request, ended: Result) -> RunOptions:
             raise
         options = backend.without_lost(options, ended, error)
     gather(backend, ended.run_id)
-    return again(context, workload, options, ended)
+    return again(context, workload, _without_unfit(backend, workload, options, ended), ended)
 
 
 def _without_unfit(backend: Backend, workload: Workload, options: RunOptions, ended: Result) -> RunOptions:

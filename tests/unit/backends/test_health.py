@@ -302,7 +302,12 @@ def test_a_finding_at_a_pci_address_names_the_device() -> None:
     plain = [
         Condition(check="x", subject="PCIe", level="bad", item=item) for item in ("0000:3b:00.0", "0000:5e:00.0", "")
     ]
-    assert [each.item for each in health.named(now, plain)] == ["GPU 2 (0000:3b:00.0)", "0000:5e:00.0", ""]
+    named = health.named(now, plain, examine.Past())
+    assert [each.item for each in named] == ["GPU 2 (0000:3b:00.0)", "0000:5e:00.0", ""]
+    gone = examine.Past(
+        snapshot=snapshot(Reading(name="PCI address", value="0000:5e:00.0", item="GPU 3", source="", kind="fact"))
+    )
+    assert [each.item for each in health.named(now, plain, gone)][1] == "GPU 3 (0000:5e:00.0)"
 
 
 def test_a_kernel_line_on_a_card_accuses_the_node_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,7 +461,7 @@ def test_a_card_is_missed_whose_tool_was_silent_for_a_while(lab: Lab, full: bool
     cards = [width(item=f"GPU {at}", source="smi -q") for at in range(2)]
     silent = Reading(name="smi", value=None, source="smi", why="it did not answer in 5 s")
     keep(lab, snapshot(width(), *cards, errors, time=1.0), full=full)
-    kept = keep(lab, snapshot(width(), silent, time=2.0), "remark", full=full)
+    kept = keep(lab, snapshot(width(), silent, time=2.0), full=full)
     assert kept.good == snapshot(width(), silent, *cards, errors, time=2.0)
     grown = snapshot(width(), *cards, replace(errors, value=5), time=3.0)
     assert sentences(judged(lab, gpu_0=grown)["gpu-0"]) == ["GPU 1: errors +2"]
@@ -537,3 +542,18 @@ def test_a_kernel_line_counts_although_a_look_between_could_not_read_the_log(tmp
     blind = Snapshot(time=2.0, boot="b", uptime=20.0, lines_why="only root reads it")
     completed = health._completed(blind, before, full=False)
     assert examine.since_of(Snapshot(time=3.0, boot="b", uptime=30.0), completed) == 5.0
+
+
+def test_a_remark_that_only_a_quick_look_saw_is_told_later(lab: Lab) -> None:
+    """Keep a good look and a quick one with a remark: the good readings stay, as nobody saw the remark."""
+    keep(lab, snapshot(width(), time=1.0))
+    assert keep(lab, snapshot(width(8), time=2.0), "remark", full=False).good == snapshot(width(), time=1.0)
+    assert keep(lab, snapshot(width(8), time=3.0), "remark").good == snapshot(width(8), time=3.0)
+
+
+def test_readings_of_another_machine_of_the_name_are_none(lab: Lab) -> None:
+    """Judge a machine whose lab directory came from another one: nothing that the other had is missed."""
+    of = [Reading(name=examine.MACHINE, value=name, kind="fact", source="") for name in ("here", "there")]
+    keep(lab, snapshot(of[1], width(), width(item="eth1"), time=1.0))
+    verdict = judged(lab, gpu_0=snapshot(of[0], width(), time=2.0))["gpu-0"]
+    assert (sentences(verdict), verdict.last_good) == ([], None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -311,7 +310,7 @@ def changes(backend: Backend, run: Run, **after: Any) -> list[tuple[str, str]]:
     before = health.require_fit(backend, run, RunOptions(), health.begin_look(backend, run))
     changed.record(run, changed.Recorded(before=before))
     backend.answers |= {name.replace("_", "-"): answer for name, answer in after.items()}
-    found = changed.of(run, changed.begin_after(backend, run), time.time())
+    found = changed.of(run, changed.begin_after(backend, run))
     return [(condition.level, condition.sentence()) for condition in found]
 
 
@@ -337,7 +336,7 @@ def test_a_restart_is_a_change_of_its_own(make: Make) -> None:
     assert changes(backend, run, gpu_1=restarted, gpu_2=unknown) == [("bad", "worker-1: restarted")]
     assert [each.level for each in health.report(backend).hosts] == ["ok"] * len(HOSTS)
     (backend.context.directory / "health.yml").write_text("checks:\n  changed: off\n")
-    assert changed.of(run, changed.begin_after(backend, run), time.time()) == ()
+    assert changed.of(run, changed.begin_after(backend, run)) == ()
 
 
 def test_what_was_wrong_before_is_no_change(make: Make) -> None:
@@ -369,7 +368,7 @@ def test_nothing_is_read_after_a_run_before_which_nothing_was(make: Make) -> Non
     run.directory.mkdir(parents=True)
     (run.directory / changed.RECORD).write_text("{")
     assert changed.begin_after(backend, run) is None
-    assert changed.of(run, None, time.time()) == ()
+    assert changed.of(run, None) == ()
     assert changes(make(OFF), replace(run, job=builders.job(run.lab, run_id="20260102-150405-hello-0000"))) == []
 
 
@@ -380,7 +379,7 @@ def test_a_health_yml_that_breaks_during_a_run_does_not_keep_it_from_its_result(
     assert changes(backend, run) == []
     looked = changed.begin_after(backend, run)
     (backend.context.directory / "health.yml").write_text("nonsense: 1\n")
-    assert changed.of(run, looked, time.time()) == ()
+    assert changed.of(run, looked) == ()
     assert changed.begin_after(backend, run) is None
 
 
@@ -388,7 +387,7 @@ def test_a_look_that_fails_does_not_keep_a_run_from_its_result(make: Make) -> No
     """End a run whose look raises a host's error: no changes."""
     looked: Future[Any] = Future()
     looked.set_exception(HostError("the engine is gone"))
-    assert changed.of(make().run(), looked, time.time()) == ()
+    assert changed.of(make().run(), looked) == ()
 
 
 def test_a_full_disk_does_not_hide_what_changed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,16 +403,19 @@ def test_a_full_disk_does_not_hide_what_changed(make: Make, monkeypatch: pytest.
         raise HostError("no space left on device")
 
     monkeypatch.setattr(files, "write", full)
-    assert [each.sentence() for each in changed.of(run, looked, time.time())] == ["worker-1 eth0: errors +3"]
+    assert [each.sentence() for each in changed.of(run, looked)] == ["worker-1 eth0: errors +3"]
 
 
-def test_readings_long_after_the_end_tell_nothing_of_the_run(make: Make) -> None:
-    """Look at a detached run hours after its end: what grew since is not told as its change."""
-    backend = make("", accelerator="cpu", gpu_1=printed(errors=1))
+def test_a_clock_that_moved_on_all_hosts_is_this_machines_own(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell that a clock jumped on one of three hosts, and nothing if it did on all: that of labctl's machine moved."""
+    jumped = Condition(check="clock-jump", subject="Clock", level="bad", item="worker", text="clock jumped by 3 s")
+    backend = make("", accelerator="cpu")
     run = backend.run()
     changes(backend, run)
-    backend.answers["gpu-1"] = printed(errors=4)
-    assert changed.of(run, changed.begin_after(backend, run), time.time() - 3600) == ()
+    monkeypatch.setattr(changed, "_changes_of", lambda *_: [jumped])
+    assert changed.of(run, changed.begin_after(backend, run)) == ()
+    monkeypatch.setattr(changed, "_changes_of", lambda _, host, *__: [jumped] if host == HOSTS[0] else [])
+    assert changed.of(run, changed.begin_after(backend, run)) == (jumped,)
 
 
 def test_a_finding_is_warned_of_once(make: Make) -> None:
