@@ -247,10 +247,20 @@ def _opinion(name: str, text: str) -> Iterator[Reading]:
 
 
 def _warning(name: str, text: str) -> Reading:
-    """Return the bits of an NVMe disk's critical warning; newer nvme-cli prints them as an object with ``value``."""
-    value = json.loads(text)["critical_warning"]
-    bits = int(value["value"] if isinstance(value, dict) else value)
-    return Reading(name="critical warning", value=bits, source=f"nvme smart-log /dev/{name}", item=f"/dev/{name}")
+    """Return the bits of an NVMe disk's critical warning, None with what nvme-cli says of one that it cannot read."""
+    bits = _bits(text)
+    why = "" if bits is not None else f"nvme: {' '.join(text.split())[:200]}"
+    source = f"nvme smart-log /dev/{name}"
+    return Reading(name="critical warning", value=bits, source=source, item=f"/dev/{name}", why=why)
+
+
+def _bits(text: str) -> int | None:
+    """Return the critical warning of ``nvme smart-log``, None without; newer ones print an object with ``value``."""
+    try:
+        value = json.loads(text)["critical_warning"]
+        return int(value["value"] if isinstance(value, dict) else value)
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 # --- checks --------------------------------------------------------------------------------------------------

@@ -134,13 +134,15 @@ def _link(dump: HostDump, name: str) -> str:
 
 def _counter(dump: HostDump, interface: str, name: str, file: str) -> Iterator[Reading]:
     """Yield a counter if the kernel has it."""
-    if text := _text(dump, interface, file):
+    text = _text(dump, interface, file)
+    if text.isdecimal():
         yield _reading(interface, name, int(text), file, "counter")
 
 
 def _mtu(dump: HostDump, name: str) -> Iterator[Reading]:
     """Yield the MTU of an interface."""
-    if text := _text(dump, name, "mtu"):
+    text = _text(dump, name, "mtu")
+    if text.isdecimal():
         yield _reading(name, "MTU", int(text), "mtu")
 
 

@@ -125,7 +125,9 @@ def _of_port(dump: HostDump, port: Port) -> Iterator[Reading]:
     if state == _ACTIVE and rate:
         yield _reading(port, "rate", float(rate[0]), "rate", unit="Gb/s", kin=port.kin)
     for counter in COUNTERS:
-        if text := _text(dump, f"{port.folder}/counters/{counter}"):
+        text = _text(dump, f"{port.folder}/counters/{counter}")
+        # Older kernels print "N/A (no PMA)" for a counter that the port does not have.
+        if text.isdecimal():
             yield _reading(port, counter, int(text), f"counters/{counter}", "counter")
 
 

@@ -250,6 +250,17 @@ def test_critical_warning(tmp_path: Path, warning: object) -> None:
     assert disk.warning(reading, Evidence()) == Answer("bad", f"the disk warns: {WARNINGS[2]}")
 
 
+@pytest.mark.parametrize("text", ['{"error": "Permission denied"}', "smart log: Invalid argument", "[]", '"x"'])
+def test_a_warning_that_cannot_be_read_is_unknown(tmp_path: Path, text: str) -> None:
+    """Say what nvme-cli answers instead of a warning, and read the other disks all the same."""
+    add_disk(tmp_path, f"{PCI}/nvme/nvme0/nvme0n1", "SAMSUNG")
+    put(tmp_path, {"sys/class/nvme/nvme0/state": "live\n", "sys/class/nvme/nvme1/state": "live\n"})
+    texts = {"warning of nvme0": text, "warning of nvme1": '{"critical_warning": 0}'}
+    dump = dump_with(tmp_path, **{**SLOW, "nvme": "/usr/sbin/nvme", **texts})
+    found = [reading for reading in SUBJECT.readings(dump) if reading.name == "critical warning"]
+    assert [(reading.value, reading.why) for reading in found] == [(None, f"nvme: {text}"), (0, "")]
+
+
 def test_heat_alone_is_a_remark() -> None:
     """Judge a warning of the temperature alone as a remark."""
     assert changed("critical warning", 2)["nvme-warning"][0] == "remark"

@@ -64,6 +64,12 @@ def test_a_port_has_facts_state_and_counters_as_readings(tmp_path: Path) -> None
     assert {reading.item for reading in readings if reading.source.startswith("/")} == {"eth0"}
 
 
+def test_a_file_without_a_number_has_no_reading(tmp_path: Path) -> None:
+    files = {"mtu": "N/A", "carrier_changes": "N/A"}
+    names = {reading.name for reading in taken(tmp_path, files).readings if reading.item == "eth0"}
+    assert names == {"driver", "MAC address", "link", "rx_crc_errors", "speed", "duplex"}
+
+
 @pytest.mark.parametrize("driver", ["virtio_net", "hv_netvsc", "ena", "cdc_ether"])
 def test_an_interface_without_a_link_has_only_the_mtu_of_the_default_route(tmp_path: Path, driver: str) -> None:
     unusual = {"device/uevent": f"DRIVER={driver}", "speed": "-1", "duplex": "half", "carrier": "0"}

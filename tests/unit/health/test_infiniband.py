@@ -70,6 +70,13 @@ def test_adapters_and_ports_are_readings(tmp_path: Path) -> None:
     assert {reading.kin for reading in readings if reading.name == "rate"} == {"MT4129 MT_0000000838"}
 
 
+def test_a_counter_that_a_port_lacks_has_no_reading(tmp_path: Path) -> None:
+    file = f"counters/{infiniband.COUNTERS[0]}"
+    readings = list(infiniband.readings(dump_of(tmp_path, adapter("mlx5_0", {file: "N/A (no PMA)"}))))
+    counters = {reading.name for reading in readings if reading.kind == "counter"}
+    assert counters == set(infiniband.COUNTERS[1:])
+
+
 def test_a_machine_without_infiniband_has_no_readings(tmp_path: Path) -> None:
     assert list(infiniband.readings(dump_of(tmp_path))) == []
 
