@@ -89,6 +89,9 @@ def readings(dump: HostDump) -> Iterator[Reading]:
         return
     report = report_of(text) if is_report(text) else Report()
     gpus = tuple(_gpus(dump, report, lost))
+    if gpus and all(gpu.is_closed for gpu in gpus):
+        yield Reading(name="nvidia-smi", value=None, source="nvidia-smi", why="no right to open a GPU")
+        return
     yield from _versions(report)
     yield from _peer_memory(dump)
     yield from _devices(gpus)
@@ -180,7 +183,9 @@ def _versions(report: Report) -> Iterator[Reading]:
 
 
 def _devices(gpus: tuple[Gpu, ...]) -> Iterator[Reading]:
-    """Yield the number of GPUs of each model."""
+    """Yield the number of GPUs of each model, unless there is one whose model the user has no right to read."""
+    if any(gpu.is_closed for gpu in gpus):
+        return
     for name, count in Counter(gpu.name for gpu in gpus if gpu.name).items():
         yield Reading(name="GPUs", value=count, source="nvidia-smi -L", kin=name)
 
@@ -247,8 +252,8 @@ _FIELDS = (
 
 
 def _of_gpu(gpu: Gpu, dump: HostDump) -> Iterator[Reading]:
-    """Yield the readings of a GPU; of one that the driver cannot reach, that alone."""
-    yield Reading(name="state", value=gpu.error or "reachable", source=SOURCE, item=gpu.item, kin=gpu.name)
+    """Yield the readings of a GPU; of one that the driver cannot reach or the user may not open, that alone."""
+    yield _state(gpu)
     if gpu.error:
         return
     for field in _FIELDS:
@@ -262,6 +267,13 @@ def _of_gpu(gpu: Gpu, dump: HostDump) -> Iterator[Reading]:
         yield msgspec.structs.replace(_reading(gpu, "VBIOS", gpu.vbios, kind="fact"), kin=kin)
     yield from _load(gpu, dump)
     yield from _used_by(gpu, dump)
+
+
+def _state(gpu: Gpu) -> Reading:
+    """Return whether the driver reaches a GPU; unknown of one that the user has no right to open."""
+    if gpu.is_closed:
+        return Reading(name="state", value=None, source=SOURCE, item=gpu.item, why="no right to open it")
+    return Reading(name="state", value=gpu.error or "reachable", source=SOURCE, item=gpu.item, kin=gpu.name)
 
 
 _YES = {True: "yes", False: "no"}

@@ -76,6 +76,11 @@ class Gpu(Struct, frozen=True, kw_only=True):
     def item(self) -> str:
         return f"GPU {self.index}"
 
+    @property
+    def is_closed(self) -> bool:
+        """Tell if the user has no right to open it. Source: NVML API Reference Guide, NVML_ERROR_NO_PERMISSION."""
+        return "insufficient permissions" in self.error.lower()
+
 
 class Report(Struct, frozen=True, kw_only=True):
     """The driver and its GPUs; ``cuda`` is the newest CUDA that it supports."""

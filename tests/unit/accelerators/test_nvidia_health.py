@@ -18,7 +18,7 @@ from labctl.accelerators.nvidia.checks import SUBJECT
 from labctl.accelerators.nvidia.readings import HOST_NAMESPACE, Process, processes, processes_text
 from labctl.accelerators.nvidia.report import report_of
 from labctl.health import script
-from labctl.health.examine import Past, examine
+from labctl.health.examine import Past, examine, is_blind
 from labctl.health.model import Condition, KernelLine, Reading, Rules, Snapshot
 from labctl.system import hostdump
 from labctl.system.hostdump import HostDump
@@ -305,6 +305,32 @@ def test_a_lost_card_is_bad_by_its_index(message: str) -> None:
     for report in (f"{message}\n{first}\n", f"{message}\n"):
         level, said = answers(dump_of(report))["gpu-state", "GPU 1"]
         assert (level, said) == ("bad", f"the driver cannot reach it: {message.rpartition('00.0: ')[2]}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Unable to determine the device handle for GPU 0000:2A:00.0: Insufficient Permissions\n{first}",
+        "Unable to determine the device handle for GPU1: 0000:2A:00.0: Insufficient Permissions\n{first}",
+        '{{"gpus": [{{"index": 0, "address": "0000:18:00.0", "name": "NVIDIA H100 80GB HBM3"}},'
+        ' {{"index": 1, "error": "Insufficient Permissions"}}]}}',
+    ],
+)
+def test_a_card_that_the_user_may_not_open_is_unknown(text: str) -> None:
+    """Accuse no card that belongs to others, nor the host that has fewer for this user than its neighbours."""
+    report = text_of("h100.xml")
+    first = report[: report.index("</gpu>")] + "</gpu></nvidia_smi_log>"
+    full = dump_of(report)
+    found = answers(dump_of(text.format(first=first)), neighbours={"worker-1": full, "worker-2": full})
+    assert found["gpu-state", "GPU 1"] == ("unknown", "no right to open it")
+    assert {level for level, _ in found.values()} == {"unknown"}
+
+
+def test_a_host_whose_cards_are_all_closed_is_unknown() -> None:
+    """Know nothing of the cards of a host if the user may open none."""
+    lines = (f"Unable to determine the device handle for GPU {card}: Insufficient Permissions" for card in CARDS)
+    now = snapshot_of(dump_of("\n".join(lines)))
+    assert is_blind(SUBJECT, now)
 
 
 def test_a_tool_that_fails_is_bad_if_a_card_needs_it() -> None:
