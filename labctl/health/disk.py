@@ -46,14 +46,15 @@ for disk in sys/block/sd* sys/block/nvme*; do set -- "$@" "$disk/device/model" "
 lines "$@" sys/class/nvme/nvme*/state
 """
 # A folder on a file server that does not answer holds its process for ever: nothing waits for it. Fields: given or
-# usual, what it is for, r and w if it can be read and written, block size, blocks free and in all, inodes free and in
-# all, id of the file system, path, real path.
+# usual; what it is for; r and w if it can be read and written, or missing, or closed if a folder above it may not be
+# entered; path; block size, blocks free and in all, inodes free and in all, id of the file system; real path.
 LATE = rf"""
 root_of_docker=$(sed -n 's/.*"data-root" *: *"\([^"]*\)".*/\1/p' etc/docker/daemon.json 2> /dev/null)
 examine() {{
     path=./${{3#/}} r=- w=-
     if [ ! -e "$path" ]; then
-        printf '%s\t%s\tmissing\t%s\n' "$1" "$2" "$3"
+        case $(LC_ALL=C stat "$path" 2>&1) in *'Permission denied'*) state=closed ;; *) state=missing ;; esac
+        printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$state" "$3"
         return
     fi
     [ -r "$path" ] && r=r
@@ -134,6 +135,9 @@ def _access(kind: str, use: str, path: str, fields: list[str]) -> Iterator[Readi
     if not fields:
         value = f"does not answer within {SECONDS} s"
     elif kind == "usual":
+        return
+    elif fields[2] == "closed":
+        yield Reading(name="folder", value=None, source=f"ls -ld {path}", item=path, why="no right to see it")
         return
     elif fields[2] == "missing":
         value = "does not exist"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -10,9 +12,10 @@ import pytest
 from support import host_health
 from support.host_health import conditions, look, put, read
 
-from labctl.health import disk
+from labctl.health import disk, script
 from labctl.health.disk import SUBJECT, WARNINGS
-from labctl.health.model import Answer, Evidence, Reading, Snapshot
+from labctl.health.model import Answer, Evidence, Reading, Rules, Snapshot
+from labctl.system import hostdump
 from labctl.system.hostdump import HostDump
 
 BLOCK = "sys/block"
@@ -21,6 +24,7 @@ MOUNTS = (
     "/dev/sda1 / ext4 rw,relatime 0 0\n/dev/sdb1 /my\\040data xfs ro,relatime 0 0\n/dev/sdc /my\\040data/x xfs rw 0 0\n"
 )
 SLOW = {"id of the user": "0", "smartctl": "/usr/sbin/smartctl", "nvme": ""}
+NOBODY = 65534
 PASSED = "=== START ===\nSMART overall-health self-assessment test result: PASSED\n"
 
 
@@ -95,6 +99,25 @@ def test_access(use: str, rights: str, value: str) -> None:
     """Ask of a folder what it is for."""
     answer = f"given\t{use}\t{rights}\t/data" + ("" if rights == "missing" else "\t4096 10 20 5 9 ab\t/data")
     assert folders(answer, asked=f"given {use} /data")["/data", "folder"] == value
+
+
+def test_a_folder_below_a_closed_one_is_unknown(tmp_path: Path) -> None:
+    """Do not call missing what the user has no right to see: Docker mounts it as root."""
+    (tmp_path / "closed/data").mkdir(parents=True)
+    (tmp_path / "closed").chmod(0)
+    path = f"{tmp_path}/closed/data"
+    done = subprocess.run(
+        ["sh", "-c", script.script((SUBJECT,), Rules(), full=False, folders=(f"r {path}",)), "sh", "/"],
+        user=NOBODY if os.geteuid() == 0 else None,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    (tmp_path / "closed").chmod(0o700)
+    readings = SUBJECT.readings(hostdump.read(done.stdout, "gpu-1"))
+    found = [(reading.value, reading.why) for reading in readings if reading.key == (path, "folder")]
+    assert found == [(None, "no right to see it")]
 
 
 def test_usual_folders_may_be_missing() -> None:
