@@ -145,14 +145,15 @@ def folders_of(lab: Lab) -> dict[str, tuple[str, ...]]:
 
 
 def _folders_on(lab: Lab, host: Host) -> Iterator[str]:
-    """Yield the sources of a host's mounts, each with ``r`` or ``rw`` before it.
+    """Yield the sources of a host's mounts, each with ``r``, or ``own r`` or ``own rw`` before it.
 
-    Only labctl's own, the lab's directory and the cache, must be writable: a folder of data may be root's.
+    Only labctl's own, the lab's directory and the cache, must be writable: a folder of data may be root's. They may be
+    missing on a host that joined the lab after `up`.
     """
     for mount in lab.mounts:
         is_own = Path(mount.source).is_relative_to(lab.directory) or mount.target.endswith("/.cache")
-        use = "rw" if is_own and not mount.read_only else "r"
-        yield f"{use} {naming.path_on(lab, host, mount.source)}"
+        own_use = "own r" if mount.read_only else "own rw"
+        yield f"{own_use if is_own else 'r'} {naming.path_on(lab, host, mount.source)}"
 
 
 def judge(

@@ -45,9 +45,9 @@ ls -l sys/block 2> /dev/null | sed -n 's/.* \([^ ]* -> .*\)/\1/p' | grep -v /vir
 for disk in sys/block/sd* sys/block/nvme*; do set -- "$@" "$disk/device/model" "$disk/size" "$disk/removable"; done
 lines "$@" sys/class/nvme/nvme*/state
 """
-# A folder on a file server that does not answer holds its process for ever: nothing waits for it. Fields: given or
-# usual; what it is for; r and w if it can be read and written, or missing, or closed if a folder above it may not be
-# entered; path; block size, blocks free and in all, inodes free and in all, id of the file system; real path.
+# A folder on a file server that does not answer holds its process for ever: nothing waits for it. Fields: given,
+# own or usual; what it is for; r and w if it can be read and written, or missing, or closed if a folder above may not
+# be entered; path; block size, blocks free and in all, inodes free and in all, id of the file system; real path.
 LATE = rf"""
 root_of_docker=$(sed -n 's/.*"data-root" *: *"\([^"]*\)".*/\1/p' etc/docker/daemon.json 2> /dev/null)
 examine() {{
@@ -63,7 +63,7 @@ examine() {{
         printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$r$w" "$3" "$sizes" "$(readlink -f "$path")"
 }}
 folders=$(
-    printf '%s\n' "${{health_paths:-}}" | sed -n 's/^\(rw*\) \(.\)/given \1 \2/p'
+    printf '%s\n' "${{health_paths:-}}" | sed -n -e 's/^rw* ./given &/p' -e 's/^own rw* ./&/p'
     printf 'usual - %s\n' "$HOME" /tmp "${{root_of_docker:-/var/lib/docker}}"
 )
 printf 'fact folders asked for\n'
@@ -131,10 +131,13 @@ def _rows(dump: HostDump, fact: str, separator: str) -> Iterator[list[str]]:
 
 
 def _access(kind: str, use: str, path: str, fields: list[str]) -> Iterator[Reading]:
-    """Yield whether a folder answers, and one that was given also whether it can be used; others may not exist."""
+    """Yield whether a folder answers, and one that was given also whether it can be used; others may not exist.
+
+    Labctl's own may be missing too: `up` makes them.
+    """
     if not fields:
         value = f"does not answer within {SECONDS} s"
-    elif kind == "usual":
+    elif kind == "usual" or (kind == "own" and fields[2] == "missing"):
         return
     elif fields[2] == "closed":
         yield Reading(name="folder", value=None, source=f"ls -ld {path}", item=path, why="no right to see it")

@@ -64,6 +64,7 @@ def script(subjects: Iterable[Subject], rules: Rules, *, full: bool, folders: It
     """Return the script that prints a host's readings; ``full`` also those that take longer.
 
     ``folders``: those that the lab needs on the host, each with ``r`` or ``rw`` before it: ``rw /home/ann/lab``.
+    Before those that labctl makes there is also ``own``: ``own rw /home/ann/lab``.
     """
     subjects = tuple(subjects)
     needed = "\n".join(folders)

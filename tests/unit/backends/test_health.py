@@ -183,8 +183,12 @@ def test_only_the_labs_directory_and_its_cache_must_be_writable(lab: Lab) -> Non
     mounted = replace(lab, mounts=mounts)
     assert health.folders_of(mounted) == {}
     (lab.directory / health.NODES).mkdir(parents=True)
-    own = (f"rw {lab.directory}/runs/.outputs", f"r {lab.directory}/runs", "rw /home/ann/.cache/labctl", "r /data")
-    assert health.folders_of(mounted)["gpu-0"] == own
+    assert health.folders_of(mounted)["gpu-0"] == (
+        f"own rw {lab.directory}/runs/.outputs",
+        f"own r {lab.directory}/runs",
+        "own rw /home/ann/.cache/labctl",
+        "r /data",
+    )
 
 
 # --- judge -----------------------------------------------------------------------------------------------

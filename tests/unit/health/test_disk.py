@@ -64,6 +64,15 @@ def test_given_folders(tmp_path: Path) -> None:
     assert values == {"/data/my set": "ok", "/data": "ok", "/missing": "does not exist"}
 
 
+def test_a_folder_of_labctl_may_be_missing(tmp_path: Path) -> None:
+    """Say nothing of a folder that the next `up` makes, such as on a host that was just added to the lab."""
+    (tmp_path / "my cache").mkdir()
+    found = read(SUBJECT, tmp_path, HOME="/nowhere", health_paths="own rw /my cache\nown rw /lab/runs\nown r /lab\n")
+    assert {item: reading.value for (item, name), reading in found.items() if name == "folder"} == {"/my cache": "ok"}
+    answer = "own\trw\tr-\t/lab\t4096 10 20 5 9 ab\t/lab"
+    assert folders(answer, asked="own rw /lab")["/lab", "folder"] == "is not writable"
+
+
 def test_space_of_a_file_system_once(tmp_path: Path) -> None:
     """Read space and inodes of several folders on the same file system once."""
     (tmp_path / "home").mkdir()
