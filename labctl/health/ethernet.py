@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from labctl.health.model import Answer, Check, Evidence, LineCheck, Reading, Subject, shown
+from labctl.health.processor import LAPTOPS
 from labctl.health.rules import grown, less_than_neighbours, unlike_neighbours
 from labctl.system import routing
 from labctl.system.hostdump import HostDump
@@ -17,7 +18,7 @@ from labctl.system.hostdump import HostDump
 INTERFACES = "sys/class/net"
 SCRIPT = """\
 text proc/net/route
-set -- sys/power/suspend_stats/success
+set -- sys/power/suspend_stats/success sys/class/dmi/id/chassis_type
 for interface in sys/class/net/*; do
     case ${interface##*/} in
     lo | veth*) continue ;;
@@ -125,11 +126,15 @@ def _of_port(dump: HostDump, name: str) -> Iterator[Reading]:
 
 
 def _link(dump: HostDump, name: str) -> str:
-    """Return ``up``, ``down`` if there is no carrier, ``turned off`` by a person; empty if unknown."""
+    """Return ``up``, ``down`` if there is no carrier, ``turned off`` by a person; empty if unknown.
+
+    A laptop without a carrier is ``unplugged``: its cable comes and goes, and it may have another network.
+    """
     flags = _text(dump, name, "flags")
     if flags and not int(flags, 16) & _UP:
         return "turned off"
-    return {"1": "up", "0": "down"}.get(_text(dump, name, "carrier"), "")
+    is_laptop = _text_of(dump, "sys/class/dmi/id/chassis_type") in LAPTOPS
+    return {"1": "up", "0": "unplugged" if is_laptop else "down"}.get(_text(dump, name, "carrier"), "")
 
 
 def _counter(dump: HostDump, interface: str, name: str, file: str) -> Iterator[Reading]:
@@ -157,7 +162,8 @@ def _text_of(dump: HostDump, path: str) -> str:
 def not_up(reading: Reading, evidence: Evidence) -> Answer | None:
     """Judge a link that is not up if it was before, or if those of the same name on most neighbours are.
 
-    A port without a cable is usual, thus a single neighbour makes it a remark, as does a port that a person turned off.
+    A port without a cable is usual, thus a single neighbour makes it a remark, as does a port that a person turned off,
+    or unplugged from a laptop.
     """
     if reading.value == "up":
         return None

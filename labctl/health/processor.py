@@ -22,7 +22,10 @@ FAST_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "hyperv_clocks
 """Clocks that are read without leaving the processor. Source: Documentation/timers/timekeeping.rst, virt/kvm/x86."""
 SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit")
 LAPTOPS = ("8", "9", "10", "14", "30", "31", "32")
-"""Kinds of chassis whose processor gets hot in ordinary use. Source: SMBIOS 3.6, table 17, as in chassis_type."""
+"""Kinds of chassis that get hot in ordinary use, and that a person carries away from their cables.
+
+Source: SMBIOS 3.6, table 17, as in chassis_type.
+"""
 _UNCORRECTED = 1 << 61
 """Bit UC of a bank's status. Source: Intel SDM volume 3B, "IA32_MCi_STATUS MSRs"; AMD64 manual volume 2."""
 

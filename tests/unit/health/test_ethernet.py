@@ -135,6 +135,16 @@ def test_a_port_that_lost_its_carrier_is_bad_one_that_was_turned_off_a_remark(tm
     ]
 
 
+def test_the_unplugged_cable_of_a_laptop_is_a_remark(tmp_path: Path) -> None:
+    laptop = {"sys/class/dmi/id/chassis_type": "10"}
+    before, now = (
+        snapshot(ethernet.SUBJECT, dump_of(tmp_path / name, laptop, interface("eth0", PORT, files)))
+        for name, files in (("before", {}), ("now", DOWN))
+    )
+    assert answers(ethernet.SUBJECT, now, before) == [("ethernet-link", "remark", "eth0: link is unplugged, up before")]
+    assert answers(ethernet.SUBJECT, now) == []
+
+
 def test_a_port_that_was_up_before_a_restart_is_ok(tmp_path: Path) -> None:
     before, now = taken(tmp_path / "before"), taken(tmp_path, DOWN, {"carrier_changes": "3"})
     restarted = dump_of(tmp_path / "restarted", interface("eth0", PORT, DOWN))
