@@ -6,7 +6,7 @@ The file is sorted JSON with one fact per line, so that git shows changes and ve
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,10 @@ def verify(backend: Backend, lock: str, before: Mapping[str, Any]) -> Verificati
 def differences(lock: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Verification:
     """Return all facts that differ between two documents of `freeze`, empty where one lacks a fact.
 
-    A host's hardware is compared if both have it: an older labctl did not record it.
+    A host's hardware is compared if both have it: an older labctl did not record it. So is each fact of an item: one
+    that sleeps does not tell its PCIe width and speed.
     """
-    hosts = {*_without_hardware(before, now), *_without_hardware(now, before)}
-    was, is_now = dict(_facts(_less_hardware(before, hosts))), dict(_facts(_less_hardware(now, hosts)))
+    was, is_now = dict(_facts(_comparable(before, now))), dict(_facts(_comparable(now, before)))
     keys = dict.fromkeys((*was, *is_now))
     drift = (
         Drift(what=name, where=place, was=was.get((place, name), ""), now=is_now.get((place, name), ""))
@@ -128,13 +128,31 @@ def _without_hardware(document: Mapping[str, Any], other: Mapping[str, Any]) -> 
     )
 
 
-def _less_hardware(document: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return a document without the hardware of these hosts."""
+def _comparable(document: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with the hardware of its hosts that can be compared with that of another document."""
+    others = other.get("hosts") or {}
     hosts = {
-        host: {name: value for name, value in facts.items() if host not in names or name != FINGERPRINT}
+        host: _comparable_host(facts, others[host]) if host in others else facts
         for host, facts in (document.get("hosts") or {}).items()
     }
     return {**document, "hosts": hosts}
+
+
+def _comparable_host(facts: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a host's facts with the hardware that can be compared with that of another document: none without both."""
+    rest = {name: value for name, value in facts.items() if name != FINGERPRINT}
+    if FINGERPRINT not in facts or FINGERPRINT not in other:
+        return rest
+    return {**rest, FINGERPRINT: dict(_common(facts[FINGERPRINT], other[FINGERPRINT]))}
+
+
+def _common(facts: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the facts that both have, by name, of the host and of each item; of an item that the other lacks, all."""
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield name, {each: text for each, text in value.items() if each in other.get(name, value)}
+        elif name in other:
+            yield name, value
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:

@@ -129,6 +129,23 @@ def test_hardware_of_a_host_that_both_documents_have_is_compared() -> None:
     )
 
 
+def test_facts_that_only_one_document_has_of_a_device_are_no_drift() -> None:
+    """Compare a device that slept when one of the documents was made; a device that one lacks is drift."""
+    asleep, awake = with_hardware("gpu-a"), with_hardware("gpu-a")
+    link = {"VBIOS": "97.00", "PCIe max width": "16"}
+    awake["hosts"]["gpu-a"]["hardware"] = {**HARDWARE, "GPU 0": link, "GPU 1": link, "serial": "7"}
+    was_asleep = freeze.differences("lab.lock", asleep, awake).drift
+    assert was_asleep == (
+        Drift(what="hardware GPU 0 VBIOS", where="gpu-a", was="96.00", now="97.00"),
+        Drift(what="hardware GPU 1 VBIOS", where="gpu-a", was="", now="97.00"),
+        Drift(what="hardware GPU 1 PCIe max width", where="gpu-a", was="", now="16"),
+    )
+    is_asleep = freeze.differences("lab.lock", awake, asleep).drift
+    assert {(each.what, each.now, each.was) for each in is_asleep} == {
+        (each.what, each.was, each.now) for each in was_asleep
+    }
+
+
 @pytest.mark.parametrize("has", [True, False])
 def test_verify_says_that_an_older_lock_file_has_no_hardware(has: bool) -> None:
     """Verify a lock file with hardware and one without: a notice for the latter only, and no drift."""
