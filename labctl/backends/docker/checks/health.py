@@ -50,7 +50,9 @@ def _findings(ctx: CheckContext, verdict: health.HostHealth) -> Iterator[Finding
     bad = [condition for condition in verdict.wrong if condition.level == "bad"]
     impact, is_fit = "runs on it may fail, or be slower than on the others", True
     for condition in bad:
-        for node in health.nodes_of(ctx.lab, verdict, condition)[:1]:
+        nodes = health.nodes_of(ctx.lab, verdict, condition)
+        if nodes:
+            node = verdict.host if nodes == verdict.nodes else nodes[0]
             yield error(CODE, condition.sentence(), impact, f"labctl health {node}", node=node)
             is_fit = False
     if is_fit:
