@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from labctl import accelerators, launchers, naming
+from labctl import launchers, naming
 from labctl.backends import facts, health
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.deploy import on_hosts, provenance
@@ -22,7 +22,6 @@ from labctl.backends.state import ObservedState
 from labctl.config import health_rules
 from labctl.config.context import Context
 from labctl.errors import HostError, raise_all
-from labctl.health.model import Snapshot, Subject
 from labctl.jobs import inputs
 from labctl.model import HERE, LAUNCHER, Cache, Host, Lab, Workload
 from labctl.records import store
@@ -168,29 +167,12 @@ def _hosts(
 
 
 def _hardware(cluster: Cluster, lab: Lab) -> dict[str, dict[str, Any]]:
-    """Return each host's fingerprint: processor, memory, cards, links, disks, drivers.
-
-    HostError if one is silent, or tells nothing of its cards.
-    """
+    """Return each host's fingerprint: processor, memory, cards, links, disks, drivers. HostError if one is silent."""
     subjects, rules = health.subjects_of(lab.accelerator), health_rules.load(lab.directory)
     hosts = tuple(host.name for host in lab.hosts)
     snapshots, failed = health.look(partial(on_hosts.run, cluster), hosts, subjects, rules, full=True)
     raise_all(failed)
-    raise_all(without_cards(accelerators.get(lab.accelerator).subject, snapshots))
     return {host: health.frozen(snapshot) for host, snapshot in snapshots.items()}
-
-
-def without_cards(subject: Subject | None, snapshots: Mapping[str, Snapshot]) -> dict[str, HostError]:
-    """Return an error for each host whose accelerator's tool tells nothing of any card, but why it does not."""
-    errors = {}
-    for host, snapshot in snapshots.items():
-        told = [reading for reading in snapshot.readings if subject and subject.name in (reading.subject, reading.name)]
-        reasons = [reading.why or reading.text() for reading in told if not reading.item and reading.kind == "state"]
-        is_known = any(reading.item and reading.value is not None for reading in told)
-        if reasons and not is_known:
-            text = f"{host} tells nothing of its cards: {reasons[0]}"
-            errors[host] = HostError(text, hint=f"labctl health {host}", node=host)
-    return errors
 
 
 def _device(*facts: str) -> str:
