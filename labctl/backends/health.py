@@ -67,7 +67,8 @@ class HostHealth(Struct, frozen=True, kw_only=True):
     @property
     def wrong(self) -> tuple[Condition, ...]:
         """Return the conditions that are bad, then those that are a remark."""
-        return tuple(each for level in ("bad", "remark") for each in self.conditions if each.level == level)
+        wrong = (each for each in self.conditions if each.level in ("bad", "remark"))
+        return tuple(sorted(wrong, key=lambda condition: condition.level != "bad"))
 
 
 def subjects_of(accelerator: str) -> tuple[Subject, ...]:
@@ -128,12 +129,14 @@ def look(
 
     tasks = [(partial(attempt, host), seconds + ARRIVAL_SECONDS) for host in hosts]
     answers = run_with_deadlines(tasks, width=len(hosts) or 1)
-    snapshots = {host: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, Snapshot)}
-    errors = {host: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, HostError)}
-    for host in hosts:
-        if host not in snapshots and host not in errors:
-            text = f"{host} did not answer within {seconds:g} s"
-            errors[host] = HostError(text, hint=f"labctl doctor --node {host}", node=host)
+    snapshots: dict[str, Snapshot] = {}
+    errors: dict[str, HostError] = {}
+    for host, answer in zip(hosts, answers, strict=True):
+        if isinstance(answer, Snapshot):
+            snapshots[host] = answer
+        else:
+            text, hint = f"{host} did not answer within {seconds:g} s", f"labctl doctor --node {host}"
+            errors[host] = answer or HostError(text, hint=hint, node=host)
     return snapshots, errors
 
 
@@ -340,7 +343,7 @@ def keep(directory: Path, snapshots: Mapping[str, Snapshot], verdicts: Iterable[
 def _completed(now: Snapshot, before: Snapshot | None, *, full: bool) -> Snapshot:
     """Return the readings of a look, with the earlier ones that it lacks: those of a tool that gives no answer now.
 
-    A quick look lacks also what only a full one takes. Counters began anew if the host restarted.
+    A quick look lacks also what only a full one takes. Counters start again with the host.
     """
     if before is None:
         return now

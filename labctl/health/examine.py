@@ -39,7 +39,7 @@ UNIQUE = (ADDRESS, "uuid")
 CHANGED, CHANGES = "changed", "Changes"
 """Name of the check of what moved, and its heading."""
 LOST_STEPS = ("{sudo}dmesg | tail -n 100", "{sudo}reboot", "if it does not come back: service of the host")
-"""What to do about hardware that a host lacks."""
+"""Steps for hardware that a host lacks."""
 ON_PURPOSE = "if it was taken out on purpose: labctl health --since 1m"
 """Step by which an item that is gone is forgotten."""
 FREEZE = "if that is on purpose: labctl freeze"
@@ -57,8 +57,8 @@ class Past(Struct, frozen=True, kw_only=True):
     """The node's fingerprint in a lock file: facts by item and name."""
     lock: str = ""
     """Name of the lock file."""
-    tells_age: bool = True
-    """Whether a kernel line's age is told: a run's record is read later."""
+    shows_age: bool = True
+    """True if the age of a kernel line is shown: a run's record is read later."""
 
 
 def since_of(now: Snapshot, before: Snapshot | None, seconds: float | None = None) -> float:
@@ -206,7 +206,7 @@ def _of_lines(subject: Subject, check: LineCheck, now: Snapshot, rules: Rules, p
             answers.setdefault(answer, []).append(line)
     for answer, lines in answers.items():
         times = f" ({len(lines)} times)" if len(lines) > 1 else ""
-        ago = f", {human.duration(max(0.0, now.uptime - lines[-1].seconds))} ago" if past.tells_age else ""
+        ago = f", {human.duration(max(0.0, now.uptime - lines[-1].seconds))} ago" if past.shows_age else ""
         yield Condition(
             check=check.name,
             subject=subject.name,

@@ -236,7 +236,7 @@ SUBJECT = Subject(
         _counter("link_downed", grew),
         _counter("local_link_integrity_errors", grew),
         _counter("excessive_buffer_overrun_errors", grew),
-        # The link was trained anew, which takes milliseconds (NVSentinel: not fatal).
+        # The link was retrained, which takes milliseconds (NVSentinel: not fatal).
         _counter("link_error_recovery", remark_grew),
         # A good link has up to 120 wrong symbols an hour, as InfiniBand's specification allows one wrong bit in 10^12
         # (NVSentinel, section 2.4.2). How long it took is unknown here, thus it is no more than a remark.

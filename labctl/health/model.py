@@ -34,7 +34,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     unit: str = ""
     kind: Literal["fact", "state", "counter"] = "state"
     slow: bool = False
-    """Whether only `labctl health` and `doctor` take it: its absence from another look says nothing."""
+    """True if only `labctl health` and `doctor` take it: its absence from another look says nothing."""
     kin: str = ""
     """Name that is common to items of the same hardware, such as the model of a card: these are compared with each
     other, on one node and on several. Without it an item is compared with that of the same name on other nodes."""
@@ -77,7 +77,7 @@ class Answer(NamedTuple):
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """What a check may compare a reading with."""
+    """Values that a check may compare a reading with."""
 
     limit: float | None = None
     """Threshold: the check's own, or the one of ``health.yml``."""
@@ -87,7 +87,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     before: Value | None = None
     """The value of the earlier readings, such as the last good ones; None without."""
     same_boot: bool = False
-    """Whether the node has not restarted since: counters go on."""
+    """True if the node has not restarted since: counters go on."""
 
 
 Judge = Callable[[Reading, Evidence], Answer | None]
@@ -103,9 +103,9 @@ class Check(Struct, frozen=True, kw_only=True):
     judge: Judge
     limit: float | None = None
     bad_in_run: bool = False
-    """Whether a remark is bad when it comes up while a run goes on: it may be why the run failed."""
+    """True if a remark is bad when it comes up while a run goes on: it may be why the run failed."""
     steps: tuple[str, ...] = ()
-    """What to do if it is not ok, in order: a command, or a short sentence. ``{item}`` is the item, ``{id}`` its last
+    """Steps if it is not ok, in order: a command, or a short sentence. ``{item}`` is the item, ``{id}`` its last
     word, ``{sudo}`` the prefix for root."""
 
 
@@ -148,7 +148,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """Id of the node's start; empty if unknown."""
     uptime: float = 0.0
     root: bool = False
-    """Whether labctl is root there."""
+    """True if labctl is root there."""
     readings: tuple[Reading, ...] = ()
     lines: tuple[KernelLine, ...] = ()
     """Lines of the kernel that a check asks for, since the start of the node."""
@@ -194,7 +194,7 @@ class Condition(Struct, frozen=True, kw_only=True):
     level: Level
     item: str = ""
     text: str = ""
-    """What is wrong, or why it is unknown; empty if ok."""
+    """The fault, or why it is unknown; empty if ok."""
     value: str = ""
     source: str = ""
     steps: tuple[str, ...] = ()

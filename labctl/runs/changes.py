@@ -93,7 +93,7 @@ def _of(run: Run, looked: Future[Looked]) -> tuple[Condition, ...]:
 def _changes_of(run: Run, host: str, before: Snapshot, now: Snapshot, rules: Rules) -> list[Condition]:
     """Return the conditions of a host after a run that it did not have before it."""
     subjects = of_backend.subjects_of(run.lab.accelerator)
-    past = examine.Past(snapshot=before, since=examine.since_of(now, before), tells_age=False)
+    past = examine.Past(snapshot=before, since=examine.since_of(now, before), shows_age=False)
     # Lines that were there before are not new, whatever they say.
     earlier = examine.Past(since=examine.since_of(before, before))
     as_now = examine.renumbered(before, now)
@@ -133,7 +133,7 @@ def _with_nodes(lab: Lab, verdict: HostHealth, condition: Condition) -> str:
 
 def message(result: Result, found: Sequence[Condition]) -> str:
     """Return the message of a run that failed with what went bad on its nodes while it ran."""
-    # A message on memory tells of that already.
-    told = OOM if result.cause == "out-of-memory" else ""
-    bad = [f"{each.sentence()} during the run" for each in found if each.level == "bad" and each.check != told]
+    # A message on memory has that already.
+    left_out = OOM if result.cause == "out-of-memory" else ""
+    bad = [f"{each.sentence()} during the run" for each in found if each.level == "bad" and each.check != left_out]
     return "; ".join((result.message, *bad[:SHOWN]))

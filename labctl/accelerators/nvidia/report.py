@@ -21,7 +21,7 @@ class Used(Struct, frozen=True, kw_only=True):
     name: str = ""
     memory: int | None = None
     compute: bool = True
-    """Whether it only computes: a desktop's programs also draw."""
+    """True if it only computes: a desktop's programs also draw."""
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     used: int | None = None
     vgpu_host: bool = False
     system_memory: bool = False
-    """Whether the kernel manages its memory as that of a NUMA node."""
+    """True if the kernel manages its memory as that of a NUMA node."""
     uncorrectable: int | None = None
     corrected: int | None = None
     uncorrectable_ever: int | None = None

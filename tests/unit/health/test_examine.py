@@ -165,7 +165,7 @@ def test_a_check_that_fails_is_unknown() -> None:
     )
     line = LineCheck(name="xid", pattern="Xid (.*)", judge=lambda match: Answer("bad", f"{int(match[1])}"))
     subject, now = Subject(name="Cards", checks=checks, lines=(line,)), node(errors(0), lines=lines((5, "Xid a")))
-    found = examine.examine(now, (subject,), Rules(), Past(tells_age=False), {})
+    found = examine.examine(now, (subject,), Rules(), Past(shows_age=False), {})
     assert [(each.level, each.text.partition(" by ")[0].partition(" for ")[0]) for each in found] == [
         ("unknown", "the check failed: ZeroDivisionError: division"),
         ("bad", "errors 0, the limit is -1"),
@@ -206,7 +206,7 @@ def test_lines_of_the_same_text_are_one_condition() -> None:
     """Examine three lines of two numbers, and one that accuses nobody: two conditions, with times and age."""
     now = node(lines=lines((10, "Xid 79"), (20, "Xid 31"), (990, "Xid 79"), (991, "Xid 1")))
     assert sentences(now) == [("bad", "Xid 79 (2 times), 10 s ago"), ("remark", "Xid 31, 16 min 20 s ago")]
-    assert sentences(now, past=Past(tells_age=False)) == [("bad", "Xid 79 (2 times)"), ("remark", "Xid 31")]
+    assert sentences(now, past=Past(shows_age=False)) == [("bad", "Xid 79 (2 times)"), ("remark", "Xid 31")]
 
 
 def test_a_line_that_names_an_item_accuses_that_alone() -> None:
@@ -215,7 +215,7 @@ def test_a_line_that_names_an_item_accuses_that_alone() -> None:
         name="lost", pattern="lost (.*)", judge=lambda match: Answer("bad", "is lost", match[1]), steps=("reset {id}",)
     )
     now = node(lines=lines((10, "lost GPU 1"), (20, "lost GPU 2"), (30, "lost GPU 1")))
-    found = examine.examine(now, (Subject(name="Cards", lines=(check,)),), Rules(), Past(tells_age=False), {})
+    found = examine.examine(now, (Subject(name="Cards", lines=(check,)),), Rules(), Past(shows_age=False), {})
     assert [(each.sentence(), each.steps) for each in found] == [
         ("GPU 1: is lost (2 times)", ("reset 1",)),
         ("GPU 2: is lost", ("reset 2",)),
