@@ -104,8 +104,10 @@ audit: $(VENV)/.developer  ## known vulnerabilities of what labctl and its image
 	  $(VENV)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r $(VENV)/audit.txt || failed=1; \
 	done; [ $$failed = 0 ] || { echo 'audit failed: see above (not found on PyPI: its advisories do not answer)'; exit 1; }
 
-wheel: $(VENV)/.developer  ## the wheel, in dist/
-	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist .
+wheel: $(VENV)/.developer  ## source archive and wheel, in dist/
+	rm -rf dist
+	$(VENV)/bin/python -m build --quiet 2>&1 | grep -v ' is ignored: ' || [ $$(ls dist | wc -l) = 2 ]
+	@ls -sh dist && printf '%s\n' '' next: "  pipx install --force $$(ls dist/*.whl)"
 
 clean:  ## what make made: the environment and caches
 	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

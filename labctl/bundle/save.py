@@ -8,13 +8,13 @@ import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from importlib import metadata
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from msgspec import Struct
 
+from labctl import __version__
 from labctl.backends.docker.deploy import images as prepare
 from labctl.backends.docker.deploy.cache import is_data
 from labctl.backends.docker.images import catalog, local, packages
@@ -100,7 +100,7 @@ def save_bundle(
     excluded += not_cached(folder) if cache else []
     # Keys of the file format: they must stay readable by every labctl.
     about: dict[str, Any] = {
-        "labctl": metadata.version("labctl"),
+        "labctl": __version__,
         "lab": settings.text("LAB_NAME"),
         "images": images,
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -111,9 +111,9 @@ def dispatch(arguments: list[str]) -> int:
     if arguments in ([], ["--help"], ["-h"], ["help"]):
         print_usage()
     elif arguments == ["--version"]:
-        from importlib.metadata import version
+        from labctl.cli.version import print_version
 
-        say(f"labctl {version('labctl')}")
+        print_version()
     else:
         return execute({arguments[0]} if arguments[0] in COMMANDS else set(COMMANDS))
     return 0

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from labctl import naming
+from labctl import __version__, naming
 from labctl.config.settings import Settings
 from labctl.errors import ConfigError, HostError, nearest
 from labctl.model import (
@@ -115,10 +115,9 @@ def sha256(content: bytes) -> str:
 def versions(lab: Lab, engine: Mapping[str, str], image_id: str | None) -> dict[str, Any]:
     """Return the versions of labctl, Python, engine and image, as versions.json records them."""
     import platform
-    from importlib import metadata
 
     return {
-        "labctl": metadata.version("labctl"),
+        "labctl": __version__,
         "python": platform.python_version(),
         **engine,
         "image": lab.image,

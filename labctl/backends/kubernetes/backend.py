@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 from msgspec.structs import replace
 
+from labctl import __version__
 from labctl.backends import Backend, OnLines, Replay, RunPlan, spec, terminal
 from labctl.backends.kubernetes import capacity, nodes, render
 from labctl.backends.kubernetes import lab as labs
@@ -243,11 +244,9 @@ class KubernetesBackend:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of labctl and of the cluster, and the image."""
-        from importlib import metadata
-
         cluster = self._cluster.engine.versions()
         image = spec.image_of(self.settings, self.settings.text("LAB_ACCELERATOR"))
-        return {"labctl": metadata.version("labctl"), "image": image, "engine": cluster["engine"]}
+        return {"labctl": __version__, "image": image, "engine": cluster["engine"]}
 
     def freeze(self) -> dict[str, Any]:
         """Describe the lab: image, settings, files, cluster, nodes. HostError if nodes are hidden."""

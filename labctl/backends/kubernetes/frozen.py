@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import metadata
 from itertools import chain
 from typing import Any
 
-from labctl import accelerators
+from labctl import __version__, accelerators
 from labctl.backends import facts, spec
 from labctl.backends.kubernetes import render
 from labctl.backends.kubernetes.api import COLLECTIONS, Manifest
@@ -28,7 +27,7 @@ def of(lab: ClusterLab) -> dict[str, Any]:
     target = read(lab.settings, accelerator)
     return {
         "schema": SCHEMA,
-        "labctl": metadata.version("labctl"),
+        "labctl": __version__,
         "image": {"name": spec.image_of(lab.settings, accelerator)},
         "cluster": {"namespace": target.namespace, "jobs": definitions(lab.api), **lab.engine.versions()},
         "settings": facts.settings_given(lab.settings),

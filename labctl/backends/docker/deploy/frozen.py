@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from importlib import metadata
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from labctl import launchers, naming
+from labctl import __version__, launchers, naming
 from labctl.backends import facts, health
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.deploy import on_hosts, provenance
@@ -54,7 +53,7 @@ def of(context: Context, cluster: Cluster, lab: Lab) -> dict[str, Any]:
     seeds = {workload.name: value for workload in workloads if (value := seed(workload))}
     return {
         "schema": SCHEMA,
-        "labctl": metadata.version("labctl"),
+        "labctl": __version__,
         "image": _image(first, lab),
         "packages": provenance.packages_of(lab, cluster, image),
         "pinned": _pinned(lab.image, cluster.base_image),

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from labctl import __version__
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.errors import Failures, HostError
@@ -57,11 +58,9 @@ def remains(cluster: Cluster) -> tuple[tuple[str, ...], Failures]:
 
 def versions(cluster: Cluster) -> dict[str, str]:
     """Return the versions of labctl, of the image, and of engine and kernel of each host that answers, by name."""
-    from importlib import metadata
-
     engine = cluster.engine
     asked, _ = map_hosts(lambda host: engine.capabilities(host).versions(), {host: host for host in engine.hosts})
-    values = {"labctl": metadata.version("labctl"), "image": cluster.image}
+    values = {"labctl": __version__, "image": cluster.image}
     for host, versions in asked.items():
         values |= {f"{part} of {host}": versions[part] for part in ("engine", "kernel")}
     return values
