@@ -136,7 +136,7 @@ def is_lab(directory: Path) -> bool:
     """Tell if a directory has a readable .env that sets LAB_NAME."""
     dotenv = directory / ".env"
     try:
-        text = dotenv.read_text(encoding="utf-8", errors="replace") if dotenv.is_file() else ""
+        text = dotenv.read_text(encoding="utf-8-sig", errors="replace") if dotenv.is_file() else ""
     except OSError:
         return False
     return bool(re.search(r"^\s*(export\s+)?LAB_NAME\s*=", text, re.MULTILINE))
@@ -167,11 +167,16 @@ def _user(uid: int) -> str:
 def require_initialised(context: Context) -> None:
     """Raise ConfigError unless the context's directory has a .env."""
     if not (context.directory / ".env").exists():
-        raise ConfigError(f"{context.directory} has no .env", hint=f"labctl init {shlex.quote(str(context.directory))}")
+        raise _no_lab(context)
 
 
 def require_named(context: Context, settings: Settings) -> None:
     """Raise ConfigError unless LAB_NAME is set or the directory has a .env."""
     if settings.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
-        hint = "cd into the lab's directory, or name it: -C DIRECTORY; `labctl init DIRECTORY` creates one"
-        raise ConfigError(f"{context.directory} is not a lab directory (no .env)", hint=hint)
+        raise _no_lab(context)
+
+
+def _no_lab(context: Context) -> ConfigError:
+    """Return a ConfigError, not raised, about a directory without .env."""
+    hint = "cd into the lab's directory, or name it: -C DIRECTORY; `labctl init mylab` creates one"
+    return ConfigError(f"{context.directory} is not a lab directory (no .env)", hint=hint)

@@ -2,7 +2,7 @@
 
 Blank lines, ``# comment`` lines and ``KEY=VALUE``, optionally after ``export``. A bare value has neither blanks nor
 quotes; in single quotes everything is literal; in double quotes the escapes are \\ \" \n \r \t and no others. ``$`` is
-an ordinary character everywhere. A comment begins with ``#`` at the start of a line, after a blank, or after a quote.
+an ordinary character everywhere. A byte order mark may begin the file. A comment begins with ``#`` at the start of a line, after a blank, or after a quote.
 python-dotenv reads the lines; what it would guess at, or what other readers take differently, is refused first.
 """
 
@@ -52,6 +52,16 @@ _REFUSED = (
     ),
     (rf"""{_KEY}=[^\s'"]+['"]""", "a quote inside the bare value of {key}", "quote the whole value: {key}='...'"),
     (rf"{_KEY}=[ \t]+[^# \t]", "blanks after '='", _NO_BLANKS),
+    (
+        rf"{_KEY}=[\u2018-\u201f]",
+        "the value of {key} begins with a curly quote, as word processors write it",
+        "type the quotes anew, straight: {key}='...'",
+    ),
+    (
+        rf"(?i:{_KEY}=(?P<number>[0-9]+)[ \t]+(?P<unit>[kmgt]i?b?)([ \t]|$))",
+        "a blank inside the size of {key}",
+        "write {key}={number}{unit}",
+    ),
     (rf"""{_KEY}=[^\s'"]+[ \t]+[^# \t]""", "blanks in the bare value of {key}", _QUOTE_BLANKS),
     (
         rf"""{_KEY}=[^\s'"]*(?P<character>[^\S \t])""",
@@ -97,7 +107,7 @@ def parse(text: str, path: str) -> tuple[Entry, ...]:
 
     entries: dict[str, Entry] = {}
     # Not splitlines(): it also breaks at U+0085, U+2028 and others, which may stand inside a value.
-    for number, whole in enumerate(text.split("\n"), start=1):
+    for number, whole in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
         line = whole.removesuffix("\r").strip(" \t")
         assigns = line[:1] not in ("", "#")
         refused = (*_REFUSED_ANYWHERE, *_REFUSED) if assigns else _REFUSED_ANYWHERE

@@ -30,16 +30,24 @@ _SOCKETS = ("docker.sock", "containerd.sock", "podman.sock")
 
 _TAKEN = (*_CLOSED, "/bin", "/home/lab", "/lib", "/opt/lab", "/opt/venv", "/root", "/sbin", "/usr", "/var")
 _OF_THE_PROJECT = ("/.cache", "/outputs", "/runs", "/workloads", "/DeepSpeedExamples", "/optimum-habana")
-_MOUNT = re.compile(r"(?P<source>~?/[^\s:]*|~):(?P<target>/[A-Za-z0-9._+/-]*)(:(?P<mode>ro|rw))?")
+_MOUNT = re.compile(r"(?P<source>(~|\.{1,2})?/[^\s:]*|~):(?P<target>/[A-Za-z0-9._+/-]*)(:(?P<mode>ro|rw))?")
 
 
-def split(value: str, home: str) -> tuple[Mount, ...]:
-    """Parse ``source:target[:ro]`` words, ``~`` as ``home``, into mounts. ValueError(reason, hint) if bad."""
+def split(value: str, home: str, directory: str) -> tuple[Mount, ...]:
+    """Parse ``source:target[:ro]`` words into mounts. ValueError(reason, hint) if bad.
+
+    ``~`` is ``home``; a source that begins with ``./`` or ``../`` is relative to ``directory``.
+    """
     mounts = []
     for word in value.split():
+        if word.startswith("$"):
+            raise ValueError("begins a mount with `$`, which is not expanded", "begin it with /, ~/ or ./")
         if not (match := _MOUNT.fullmatch(word)) or ".." in match["target"].split("/"):
-            raise ValueError("must be mounts with spaces between them", "write them like /data/imagenet:/data:ro")
+            hint = "write them like /data/imagenet:/data:ro or ./data:/data; '...' around several"
+            raise ValueError("must be mounts SOURCE:TARGET[:ro], with spaces between them", hint)
         source = re.sub(r"\A~(?=/|\Z)", lambda _: home, match["source"])
+        if source.startswith("."):
+            source = os.path.normpath(f"{directory}/{source}")
         target = _normal(match["target"])
         mounts.append(Mount(source=source, target=target, read_only=match["mode"] == "ro"))
     if len({mount.target for mount in mounts}) < len(mounts):

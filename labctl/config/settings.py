@@ -72,7 +72,7 @@ def size(value: str) -> None:
         not re.fullmatch(r"[1-9][0-9]{0,17}([kmgt](i?b)?|b)?", value.lower())
         or not 6 * 2**20 <= in_bytes(value) < 2**60
     ):
-        raise ValueError("must be a size of at least 6m", "write it like 512m or 8g")
+        raise ValueError("must be a size of at least 6m", "write it like 512m or 8g, without a blank")
 
 
 def accelerator_meant(word: str, names: tuple[str, ...]) -> str:
@@ -111,12 +111,12 @@ def require_requirement(word: str) -> None:
         r"[A-Za-z0-9][\w.-]*(\[[\w.,-]+\])?(([=<>!~]=?=?[\w.*+!-]+)(,[=<>!~]=?=?[\w.*+!-]+)*)?", word, re.ASCII
     ):
         reason = f"`{word[:60]}` is not a name with a version, such as transformers<5"
-        raise ValueError(reason, "no spaces within one, such as 'transformers>=4,<5 nltk'")
+        raise ValueError(reason, "spaces between packages and none within one, such as 'transformers>=4,<5 nltk'")
 
 
 def mounts_list(value: str) -> None:
     """Raise ValueError(reason, hint) unless the value lists mounts."""
-    mount_sources.split(value, "/home")
+    mount_sources.split(value, "/home", "/lab")
 
 
 def one_of(*choices: str) -> Validator:
@@ -129,6 +129,15 @@ def one_of(*choices: str) -> Validator:
             raise ValueError(f"must be one of {', '.join(choices)}", f"did you mean {near}?" if near else "")
 
     return check
+
+
+def label(value: str) -> None:
+    """Raise ValueError, with the value as a name as hint, unless the value can name a lab."""
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", value):
+        near = re.sub(r"[^a-z0-9]+", "-", value.lower())[:40].strip("-")
+        raise ValueError(
+            "must be at most 40 lower-case letters, digits and inner '-'", f"did you mean {near or 'lab'}?"
+        )
 
 
 def published_ports(value: str) -> None:
@@ -151,6 +160,8 @@ def split_port(word: str) -> tuple[str, int, int]:
     Other machines reach the port only if the setting names an address.
     """
     match = re.fullmatch(r"(?:([0-9.]{7,15}):)?(?:([0-9]{1,5}):)?([0-9]{1,5})", word)
+    if match is None and "," in word:
+        raise ValueError(f"`{word[:60]}` is not a port", f"separate by spaces: '{word[:60].replace(',', ' ')}'")
     if match is None:
         raise ValueError(f"`{word[:60]}` is not a port", "write it like 6006, 8080:80 or 0.0.0.0:9000:9000")
     try:
@@ -166,7 +177,6 @@ def split_port(word: str) -> tuple[str, int, int]:
 log_levels = ("QUIET", "FATAL", "ERROR", "INFO", "VERBOSE", "DEBUG", "DEBUG1", "DEBUG2", "DEBUG3")
 log_level = shaped("|".join(log_levels), f"must be one of {', '.join(log_levels)}")
 port = whole(1024, 65535)
-label = shaped(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", "must be at most 40 of a-z, 0-9 and inner '-', such as lab-2")
 namespace = shaped(
     r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "must be at most 63 of a-z, 0-9 and inner '-', such as team-2"
 )
@@ -183,7 +193,7 @@ distribution_packages = shaped(
     r"[a-z0-9][a-z0-9.+-]*( +[a-z0-9][a-z0-9.+-]*)*", "must be names of packages, with spaces between them"
 )
 memlock = shaped(r"unlimited|0|[1-9][0-9]{0,17}", "must be 'unlimited' or a number of bytes")
-host_path = shaped(r"/.*", "must be an absolute path", "begin it with / or ~/")
+host_path = shaped(r"/.*", "must be an absolute path", "begin it with / or ~/; `$` is not expanded")
 # Narrow because launchers put it into remote shell commands without quotes.
 container_path = shaped(r"(/(?!\.\.?(/|\Z))[A-Za-z0-9._+-]+)+", "must be /an/absolute/path of letters, digits, . _ + -")
 url = shaped(r"(https?|file)://\S+", "must be a URL", "begin it with https://, http:// or file://")
@@ -289,6 +299,22 @@ SETTINGS = (
     Setting("LAB_K8S_GANG", "none", one_of("none", "coscheduling", "volcano")),
 )
 
+SYNONYMS = {
+    "WORKERS": "LAB_NODES",
+    "NUM_NODES": "LAB_NODES",
+    "NNODES": "LAB_NODES",
+    "REPLICAS": "LAB_NODES",
+    "HOST": "LAB_HOSTS",
+    "HOSTFILE": "LAB_HOSTS",
+    "INVENTORY": "LAB_HOSTS",
+    "GPU": "LAB_DEVICES",
+    "GPUS": "LAB_DEVICES (which), or LAB_SLOTS (how many per node)",
+    "NPROC_PER_NODE": "LAB_SLOTS",
+    "RANKS": "LAB_SLOTS (per node)",
+    "VOLUMES": "LAB_MOUNTS",
+}
+"""Words of other tools, and the setting that each means."""
+
 _BY_NAME = {name: setting for setting in SETTINGS for name in (setting.key, *setting.aliases)}
 
 
@@ -316,6 +342,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     extra: tuple[SettingValue, ...] = ()
     """The ``LAB_ENV_`` variables, by name."""
     home: str
+    directory: Path
+    """Lab directory, from which relative mounts are taken."""
     warnings: tuple[str, ...] = ()
 
     def text(self, key: str) -> str:
@@ -345,7 +373,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     @property
     def mounts(self) -> tuple[Mount, ...]:
         """Return the mounts of LAB_MOUNTS."""
-        return mount_sources.split(self.values["LAB_MOUNTS"].value, self.home)
+        return mount_sources.split(self.values["LAB_MOUNTS"].value, self.home, str(self.directory))
 
     def rows(self) -> tuple[tuple[str, str, str], ...]:
         """Return (key, value with secrets hidden, origin) of every setting and ``LAB_ENV_`` variable."""
@@ -376,11 +404,14 @@ def load(directory: Path, environ: Mapping[str, str], flags: Mapping[str, str]) 
     defaults = {setting.key: SettingValue(setting.key, setting.default, "default") for setting in SETTINGS}
     in_force = defaults | _by_key(written) | _by_key(exported) | _by_key(typed)
     _check_ports(in_force["LAB_SSH_PORT"], in_force["LAB_MASTER_PORT"])
+    project, here = in_force["PROJECT_PATH"].value, not in_force["LAB_HOSTS"].value
     for key in mount_sources.EXAMPLES:
-        _check_mount(in_force[key], home, in_force["PROJECT_PATH"].value, here=not in_force["LAB_HOSTS"].value)
+        _check_mount(in_force[key], home, directory.absolute(), project, here=here)
     extra = tuple(in_force[key] for key in sorted(in_force.keys() - defaults.keys()))
     values = {key: in_force[key] for key in defaults}
-    return Settings(values=values, extra=extra, home=home, warnings=_unknown_keys(environ))
+    return Settings(
+        values=values, extra=extra, home=home, directory=directory.absolute(), warnings=_unknown_keys(environ)
+    )
 
 
 def _unknown_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -416,7 +447,7 @@ def _check(setting: SettingValue, home: str) -> None:
 
 def _hint_for_unknown(key: str) -> str:
     """Return a hint for an unknown key: the nearest setting, or that LAB_ENV_ passes it to workloads."""
-    near = nearest(key.upper(), _BY_NAME, cutoff=0.7)
+    near = SYNONYMS.get(key.upper().removeprefix("LAB_")) or nearest(key.upper(), _BY_NAME, cutoff=0.7)
     otherwise = f"env.example lists every key; {EXTRA}{key}=... would hand {key} to workloads"
     return f"did you mean {near}?" if near else otherwise
 
@@ -444,10 +475,10 @@ def _check_ports(ssh: SettingValue, master: SettingValue) -> None:
         raise blamed.error(f"{blamed.value} is also {other.key} ({other.origin})", "the two ports must differ")
 
 
-def _check_mount(setting: SettingValue, home: str, project: str, *, here: bool) -> None:
+def _check_mount(setting: SettingValue, home: str, directory: Path, project: str, *, here: bool) -> None:
     """Raise ConfigError if a mount setting names a forbidden host path or container path."""
     if setting.key == "LAB_MOUNTS":
-        mounts = mount_sources.split(setting.value, home)
+        mounts = mount_sources.split(setting.value, home, str(directory))
         paths = [mount.source for mount in mounts]
     else:
         mounts = ()

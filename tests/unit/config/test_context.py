@@ -36,6 +36,12 @@ def test_the_nearest_directory_with_a_labs_settings_is_the_labs(inner: Path, tmp
     assert find_lab(inner, {}) == inner
 
 
+def test_a_byte_order_mark_hides_no_lab(inner: Path) -> None:
+    """Find a lab whose .env begins with a byte order mark, as Windows editors write it: found."""
+    (inner / ".env").write_text("\ufeffLAB_NAME=x\r\n")
+    assert find_lab(inner, {}) == inner
+
+
 def test_without_one_it_is_the_directory_itself(tmp_path: Path) -> None:
     """Find the lab where no .env is: the directory itself."""
     assert find_lab(tmp_path, {}) == tmp_path
@@ -114,10 +120,13 @@ def test_what_a_workload_made_of_the_image_holds_until_it_is_forgotten_or_the_se
 
 
 def test_a_directory_without_settings_is_no_lab(tmp_path: Path) -> None:
-    """Require an initialised lab where no .env is: ConfigError with `labctl init`."""
+    """Require an initialised lab where no .env is: ConfigError as of any other command, `labctl init` in its hint."""
     with pytest.raises(ConfigError) as caught:
         require_initialised(at(tmp_path))
-    assert caught.value.hint.startswith("labctl init")
+    with pytest.raises(ConfigError) as other:
+        require_named(at(tmp_path), at(tmp_path).settings())
+    assert (caught.value.message, caught.value.hint) == (other.value.message, other.value.hint)
+    assert "`labctl init mylab` creates one" in caught.value.hint
 
 
 def test_outside_a_lab_nobodys_lab_is_meant(tmp_path: Path) -> None:

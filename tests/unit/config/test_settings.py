@@ -118,6 +118,11 @@ def test_two_spellings_of_a_proxy_in_the_hosts_environment_are_no_ones_mistake(l
     [
         ("LAB_NODE=2", "did you mean LAB_NODES?"),
         ("lab_nodes=2", "did you mean LAB_NODES?"),
+        ("LAB_WORKERS=2", "did you mean LAB_NODES?"),
+        ("lab_workers=2", "did you mean LAB_NODES?"),
+        ("LAB_GPUS=2", "did you mean LAB_DEVICES (which), or LAB_SLOTS (how many per node)?"),
+        ("LAB_HOST=a", "did you mean LAB_HOSTS?"),
+        ("NPROC_PER_NODE=2", "did you mean LAB_SLOTS?"),
         ("HF_TOKN=x", "did you mean HF_TOKEN?"),
         ("FOO=x", "env.example lists every key; LAB_ENV_FOO=... would hand FOO to workloads"),
     ],
@@ -125,6 +130,25 @@ def test_two_spellings_of_a_proxy_in_the_hosts_environment_are_no_ones_mistake(l
 def test_unknown_key_names_the_nearest(lab: Lab, line: str, hint: str) -> None:
     """Set an unknown key: ConfigError with line and the nearest key."""
     assert lab.error(f"\n\n\n{line}") == f".env:4: unknown key {line.partition('=')[0]} | {hint}"
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("LAB_NAME=MyLab", "did you mean mylab?"),
+        ("LAB_NAME=my_lab", "did you mean my-lab?"),
+        ("LAB_NAME=-", "did you mean lab?"),
+        ("LAB_PORTS=6006,8080:80", "separate by spaces: '6006 8080:80'"),
+        ("LAB_PACKAGES=a,b", "spaces between packages and none within one, such as 'transformers>=4,<5 nltk'"),
+        ("LAB_MOUNTS=$HOME/x:/x", "begin it with /, ~/ or ./"),
+        ("HOST_CACHE_PATH=$HOME/cache", "begin it with / or ~/; `$` is not expanded"),
+        ("LAB_SHM_SIZE=8 g", "write LAB_SHM_SIZE=8g"),
+        ("LAB_SHM_SIZE='8 g'", "write it like 512m or 8g, without a blank"),
+    ],
+)
+def test_what_people_type_first_gets_a_hint_of_what_to_type(lab: Lab, line: str, hint: str) -> None:
+    """Set a value as in other tools: ConfigError whose hint says how it is written."""
+    assert lab.error(line).partition(" | ")[2] == hint
 
 
 def test_lone_prefix_is_no_key(lab: Lab) -> None:
@@ -432,6 +456,20 @@ def test_mounts_are_read_with_their_place_and_mode(tmp_path: Path) -> None:
         ("/data/imagenet", "/data", True),
         ("/home/someone/models", "/workspace/models", False),
     ]
+
+
+def test_a_relative_mount_is_taken_from_the_lab_directory(tmp_path: Path) -> None:
+    """Load LAB_MOUNTS with ./ and ../, in a directory with a blank too: sources below and beside the directory."""
+    directory = tmp_path / "my lab"
+    directory.mkdir()
+    loaded = settings.load(directory, HOME, {"LAB_MOUNTS": "./data:/data:ro ../models:/models"})
+    assert [mount.source for mount in loaded.mounts] == [f"{directory}/data", f"{tmp_path}/models"]
+
+
+def test_a_relative_mount_of_keys_is_refused(tmp_path: Path) -> None:
+    """Load LAB_MOUNTS with a relative path to keys: ConfigError with the whole path."""
+    with pytest.raises(ConfigError, match=f"would write {tmp_path}/.ssh"):
+        settings.load(tmp_path, HOME, {"LAB_MOUNTS": "./.ssh:/data"})
 
 
 @pytest.mark.parametrize(
