@@ -198,6 +198,7 @@ class DockerBackend:
         plan, failed = decide.up(self.context, self.cluster, lab, observed)
         if any(isinstance(step, ApplyProject) for step in plan.steps):
             checks.require_compose(self.context, lab, self.cluster)
+            preflight.require_override(lab)
         return plan, failed
 
     def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:
