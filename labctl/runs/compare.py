@@ -179,8 +179,9 @@ def _without_packages(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact_fact(name: str, value: str) -> str:
-    """Return a fact's value, or REDACTED if its name sounds secret and it is not empty."""
-    return store.REDACTED if value and sounds_secret(name) else value
+    """Return a fact's value, or REDACTED if its name sounds secret and it is not empty; versions of packages stay."""
+    secret = sounds_secret(name) and not name.startswith(PACKAGE)
+    return store.REDACTED if value and secret else value
 
 
 def _group(name: str, results: Sequence[Result]) -> Group:

@@ -126,7 +126,7 @@ def _of_record(path: Path) -> dict[str, str]:
             continue
         text = content.decode("utf-8", "replace")
         with suppress(ValueError, RecursionError):
-            text = json.dumps(_without_secrets(json.loads(text)), indent=2) + "\n"
+            text = json.dumps(_masked(name, json.loads(text)), indent=2) + "\n"
         texts[name] = text
     for sampled in sorted((path / "samples").glob("*.csv")):
         with suppress(OSError), files.open_regular(sampled) as stream:
@@ -135,6 +135,14 @@ def _of_record(path: Path) -> dict[str, str]:
     for log in sorted((path / "stacks").glob("*.txt")):
         texts[f"stacks/{log.name}"] = "\n".join(_tail(log))
     return texts
+
+
+def _masked(name: str, document: Any) -> Any:
+    """Return a file of the record with secrets masked; versions of packages stay, such as that of base-passwd."""
+    masked = _without_secrets(document)
+    if name == "versions.json" and "packages" in document:
+        masked["packages"] = document["packages"]
+    return masked
 
 
 def _without_secrets(value: Any) -> Any:

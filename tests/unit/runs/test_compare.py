@@ -10,7 +10,7 @@ import pytest
 from support import records
 
 from labctl.records import store
-from labctl.runs.compare import Comparison, RecordedRun, compare, read
+from labctl.runs.compare import Comparison, RecordedRun, compare, read, redact_fact
 from labctl.runs.spread import Effect, in_words
 
 
@@ -175,6 +175,13 @@ def test_the_value_of_an_option_that_sounds_secret_is_not_told(lab: Lab) -> None
         [lab.run(arguments=("--api-key", "one")), lab.run(arguments=("--api-key", "two"))]
     ).differences
     assert (difference.what, {*difference.values.values()}) == ("--api-key", {"[REDACTED]"})
+
+
+def test_the_version_of_a_package_is_no_secret_whatever_its_name() -> None:
+    """Redact facts: values of options that sound secret, and not the version of Debian's base-passwd."""
+    assert redact_fact("package deb/base-passwd", "3.6.1") == "3.6.1"
+    assert redact_fact("--api-key", "one") == "[REDACTED]"
+    assert redact_fact("MY_PASSWD", "one") == "[REDACTED]"
 
 
 def test_what_falls_below_zero_is_lower(lab: Lab) -> None:

@@ -104,6 +104,16 @@ def test_no_secret_is_in_it_by_value_or_by_name(of: Lab) -> None:
     assert job["argv"] == ["train.py", *options]
 
 
+def test_the_version_of_a_package_is_no_secret_whatever_its_name(of: Lab) -> None:
+    """Read versions.json: the version of Debian's base-passwd is there, and no variable that sounds secret."""
+    versions = {"packages": {"deb/base-passwd": "3.6.1"}, "environment": {"MY_PASSWD": "p-canary"}}
+    (store.directory(of.directory, RUN) / "versions.json").write_text(json.dumps(versions))
+    assert json.loads(unpacked(of)["versions.json"]) == {
+        "packages": {"deb/base-passwd": "3.6.1"},
+        "environment": {"MY_PASSWD": "[REDACTED]"},
+    }
+
+
 def test_a_run_that_passed_has_none(of: Lab) -> None:
     """Write evidence of a PASS: no archive."""
     assert unpacked(of, replace(FAILED, verdict="PASS", cause=None)) == {}
