@@ -2,7 +2,8 @@
 
 Blank lines, ``# comment`` lines and ``KEY=VALUE``, optionally after ``export``. A bare value has neither blanks nor
 quotes; in single quotes everything is literal; in double quotes the escapes are \\ \" \n \r \t and no others. ``$`` is
-an ordinary character everywhere. A byte order mark may begin the file. A comment begins with ``#`` at the start of a line, after a blank, or after a quote.
+an ordinary character everywhere. A comment begins with ``#`` at the start of a line, after a blank, or after a quote.
+A byte order mark may begin the file.
 python-dotenv reads the lines; what it would guess at, or what other readers take differently, is refused first.
 """
 

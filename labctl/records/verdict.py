@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -51,20 +51,20 @@ def judge(job: Job, metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome,
     """
     if failed := _failure(job, ended, world_size):
         return failed
-    checks: list[CriterionResult] = []
+    judged: list[tuple[CriterionResult, str]] = []
     for criterion in job.workload.criteria:
         metric = metrics.get(criterion.metric, {})
         needed = ["first", "last"] if criterion.decrease is not None else [final(metric)]
         if any(metric.get(key) is None for key in needed):
             return error("no-metric", _why_absent(job.workload, criterion.metric, metrics))
-        checks += _checks(criterion, metric)
-    missed = [check for check in checks if not check.passed]
-    if missed:
+        judged += _checks(criterion, metric)
+    checks = tuple(check for check, _ in judged)
+    if missed := [words for check, words in judged if not check.passed]:
         criteria = "criterion" if len(checks) == 1 else "criteria"
-        message = f"{len(missed)} of {len(checks)} {criteria} not met: {_list(missed)}."
-        return Verdict(status="FAIL", cause="criteria", message=message, exit_code=5, checks=tuple(checks))
-    message = _passed(checks, metrics, ended, world_size)
-    return Verdict(status="PASS", cause=None, message=message, exit_code=0, checks=tuple(checks))
+        message = f"{len(missed)} of {len(checks)} {criteria} not met: {'; '.join(missed)}."
+        return Verdict(status="FAIL", cause="criteria", message=message, exit_code=5, checks=checks)
+    message = _passed([words for _, words in judged], metrics, ended, world_size)
+    return Verdict(status="PASS", cause=None, message=message, exit_code=0, checks=checks)
 
 
 def _failure(job: Job, ended: RunOutcome, world_size: int) -> Verdict | None:
@@ -80,17 +80,15 @@ def _failure(job: Job, ended: RunOutcome, world_size: int) -> Verdict | None:
     return None
 
 
-def _passed(
-    checks: Sequence[CriterionResult], metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int
-) -> str:
-    """Render the message of a run that passed: criteria with values, silence, giving up, nan and lost nodes."""
+def _passed(met: Sequence[str], metrics: Mapping[str, Mapping[str, Any]], ended: RunOutcome, world_size: int) -> str:
+    """Render the message of a run that passed: ``met`` criteria, silence, giving up, nan and lost nodes."""
     ranks = human.count(world_size, "rank") if world_size else ""
     message = f"{ranks or 'The program'} ended with code 0; no criteria."
-    if checks:
-        message = f"All criteria met{f' on {ranks}' if ranks else ''}: {_list(checks)}."
+    if met:
+        message = f"All criteria met{f' on {ranks}' if ranks else ''}: {'; '.join(met)}."
     if ended.silent:
         message += " No rank wrote a line."
-    if ended.gave_up and not checks:
+    if ended.gave_up and not met:
         message += f" The program may have given up; the last line of {ended.gave_up}"
     if odd := [f"`{name}` is {metric['note']}" for name, metric in metrics.items() if "note" in metric]:
         message += f" No criterion needs it, but {', '.join(odd)}."
@@ -115,26 +113,36 @@ def _why_absent(workload: Workload, name: str, metrics: Mapping[str, Mapping[str
     return f"Metric `{name}` not found in the output, as `{name}: 1.2`, `{name}=1.2` or alike{others}."
 
 
-def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> list[CriterionResult]:
-    """Return a result for each bound of a criterion, by the final value, and for its decrease from first to last.
+def _checks(criterion: Criterion, metric: Mapping[str, Any]) -> Iterator[tuple[CriterionResult, str]]:
+    """Yield a result, with a sentence of its figures, for each bound of a criterion, and for its decrease.
 
-    The value of a decrease is in per cent; None if the first value is 0.
+    Bounds are of the final value; the decrease is from the first to the last, in per cent, None if the first is 0.
     """
     name, unit = criterion.metric, metric.get("unit", "")
-    checks = []
     of = f", {distance(criterion.relative)}" if criterion.relative else ""
     for sign, field in BOUNDS.items():
         bound = getattr(criterion, field)
         if bound is not None:
             text, value = f"{name} {sign} {human.exact(bound)} {unit}".strip() + of, metric[final(metric)]
-            checks.append(CriterionResult(criterion=text, value=value, passed=HOLDS[sign](value, bound)))
+            shown, limit = human.compared(value, bound)
+            words = f"{name} {f'{shown} {unit}'.strip()} ({sign} {limit} wanted{of})"
+            yield CriterionResult(criterion=text, value=value, passed=HOLDS[sign](value, bound)), words
     if criterion.decrease is not None:
         first, last = metric["first"], metric["last"]
         fall = (first - last) / abs(first) if first else None
         text, value = f"{name} falls by {human.exact(100 * criterion.decrease)} %", None if fall is None else 100 * fall
         passed = fall is not None and fall >= criterion.decrease
-        checks.append(CriterionResult(criterion=text, value=value, passed=passed))
-    return checks
+        yield CriterionResult(criterion=text, value=value, passed=passed), _fall_text(name, fall, criterion.decrease)
+
+
+def _fall_text(name: str, fall: float | None, least: float) -> str:
+    """Render by what share a metric fell, with one decimal, or as many as tell it apart from the least wanted."""
+    wanted = f"(at least {human.exact(100 * least)} % wanted)"
+    if fall is None:
+        return f"{name} began at 0, so that its fall is undefined {wanted}"
+    texts = (f"{100 * fall:.{digits}f}" for digits in range(1, 12))
+    shown = next((text for text in texts if (float(text) / 100 >= least) == (fall >= least)), f"{100 * fall}")
+    return f"{name} {'rose' if fall < 0 else 'fell'} by {shown.lstrip('-')} % {wanted}"
 
 
 def final(metric: Mapping[str, Any]) -> str:
@@ -147,9 +155,3 @@ def distance(relative: Relative) -> str:
     if not relative.share:
         return f"that of {relative.run}"
     return f"{human.exact(abs(100 * relative.share))} % {'below' if relative.share < 0 else 'above'} {relative.run}"
-
-
-def _list(checks: Iterable[CriterionResult]) -> str:
-    """Render criteria as ``CRITERION (was VALUE)``, joined by ``; ``."""
-    shown = ((check.criterion, "undefined" if check.value is None else human.exact(check.value)) for check in checks)
-    return "; ".join(f"{criterion} (was {value})" for criterion, value in shown)

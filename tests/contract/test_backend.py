@@ -247,7 +247,7 @@ def ready(site: Site) -> Iterator[Context]:
 def test_a_workload_passes_and_is_listed_and_recorded(ready: Context) -> None:
     """`hello` passes on two ranks; list, show, logs and the record's files agree."""
     result = flows.run(ready, "hello", RunOptions())
-    assert (result.verdict, result.message) == ("PASS", "All criteria met on 2 ranks: answer >= 41 things (was 42).")
+    assert (result.verdict, result.message) == ("PASS", "All criteria met on 2 ranks: answer 42 things (>= 41 wanted).")
     assert result.metrics["answer"]["value"] == 42
     assert [(rank.rank, rank.node) for rank in result.ranks] == [(0, "worker-0"), (1, "worker-1")]
     assert (result.run_id, "done") in [(run.run_id, run.state) for run in flows.status(ready).runs]

@@ -48,7 +48,7 @@ def slow(*values: object) -> object:
         slow("library-memory", 4, "out-of-memory", "rank 1 on worker-1 .*ALLOC_FAILED.*", "CUBLAS_STATUS_ALLOC_FAILED"),
         slow("exit", 4, "rank-crashed", "rank 1 on worker-1 exited with code 3.*", "on worker-1 exited with code 3"),
         ("timeout", 124, "timeout", r"timed out after 6 s.*", "step 3/3 loss 1"),
-        slow("criteria", 5, "criteria", r"1 of 1 criterion not met: loss <= 0\.5 \(was 1\)\.", "step 3/3 loss 1"),
+        slow("criteria", 5, "criteria", r"1 of 1 criterion not met: loss 1 \(<= 0\.5 wanted\)\.", "step 3/3 loss 1"),
         slow("no-metric", 4, "no-metric", "Metric `loss` not found in the output, .*", "rank 0 of 2 on worker-0"),
         slow("nan", 4, "no-metric", "Metric `loss` is nan; its criteria cannot be checked.", "loss nan"),
     ],

@@ -490,7 +490,7 @@ def test_a_run_is_held_against_one_that_was_recorded_before(
     assert isinstance(first, Result)
     assert isinstance(second, Result)
     assert (first.verdict, second.verdict, second.exit_code) == ("PASS", "FAIL", 5)
-    assert second.message == f"1 of 1 criterion not met: speed >= 190 /s, 5 % below {first.run_id} (was 180)."
+    assert second.message == f"1 of 1 criterion not met: speed 180 /s (>= 190 wanted, 5 % below {first.run_id})."
     (recorded,) = store.load_job(context.directory, second.run_id).workload.criteria
     assert (recorded.min, recorded.relative) == (190, Relative(">=", -0.05, first.run_id))
 

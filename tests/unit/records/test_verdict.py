@@ -25,7 +25,8 @@ def test_met_criteria_pass_and_the_message_has_the_numbers() -> None:
         ("loss falls by 20 %", 25.0, True),
     ]
     assert verdict.message == (
-        "All criteria met on 2 ranks: throughput >= 600 samples/s (was 612.5); loss falls by 20 % (was 25)."
+        "All criteria met on 2 ranks: throughput 612.5 samples/s (>= 600 wanted);"
+        " loss fell by 25.0 % (at least 20 % wanted)."
     )
 
 
@@ -61,11 +62,40 @@ def test_each_bound_is_checked(
     )
 
 
+@pytest.mark.parametrize(
+    ("criterion", "metric", "words"),
+    [
+        (Criterion(metric="m", above=0), {"value": 208.604}, "m 208.6 (> 0 wanted)"),
+        (Criterion(metric="m", min=600), {"value": 599.996}, "m 599.996 (>= 600 wanted)"),
+        (
+            Criterion(metric="m", decrease=0.2),
+            {"first": 8.119, "last": 4.8749},
+            "m fell by 40.0 % (at least 20 % wanted)",
+        ),
+        (
+            Criterion(metric="m", decrease=0.2),
+            {"first": 10, "last": 8.0004},
+            "m fell by 19.996 % (at least 20 % wanted)",
+        ),
+        (Criterion(metric="m", decrease=0.07), {"first": 100, "last": 93}, "m fell by 7.0 % (at least 7 % wanted)"),
+        (Criterion(metric="m", decrease=0.2), {"first": 10, "last": 10.3}, "m rose by 3.0 % (at least 20 % wanted)"),
+        (
+            Criterion(metric="m", decrease=0.2),
+            {"first": 0, "last": 1},
+            "m began at 0, so that its fall is undefined (at least 20 % wanted)",
+        ),
+    ],
+)
+def test_figures_are_written_as_people_write_them(criterion: Criterion, metric: dict[str, float], words: str) -> None:
+    """Judge a criterion: the message has few digits, and enough to tell the value apart from the limit."""
+    assert words in _judge(criteria=[criterion], metrics={"m": metric}).message
+
+
 def test_a_range_gives_two_checks() -> None:
     """Judge a criterion with min and max: two checks, the message names the missed one."""
     verdict = _judge(criteria=[Criterion(metric="throughput", min=1, max=600)])
     assert [check.passed for check in verdict.checks] == [True, False]
-    assert verdict.message == "1 of 2 criteria not met: throughput <= 600 samples/s (was 612.5)."
+    assert verdict.message == "1 of 2 criteria not met: throughput 612.5 samples/s (<= 600 wanted)."
 
 
 @pytest.mark.parametrize(
@@ -169,7 +199,7 @@ def test_a_pass_of_a_program_without_ranks_names_none() -> None:
     assert (verdict.status, verdict.message) == ("PASS", "The program ended with code 0; no criteria.")
     once = job(launcher="script:once", criteria=(Criterion(metric="m", below=1),), metrics=())
     met = judge(once, {"m": {"value": 0.5, "unit": ""}}, RunOutcome(exit_code=0, cause=None, message=""), 0)
-    assert met.message == "All criteria met: m < 1 (was 0.5)."
+    assert met.message == "All criteria met: m 0.5 (< 1 wanted)."
 
 
 def test_a_pass_without_a_line_of_output_says_so() -> None:
