@@ -3,7 +3,7 @@
 Standard library only, Python >= 3.8:
 
     look PORT                   print one JSON line: clock, addresses of interfaces, variables that select interfaces,
-                                the process that listens on the port
+                                the process that listens on the port, space in /dev/shm
     links SECONDS BYTES RATE NODE...
                                 log in to every node over ssh and send it that many bytes, with a timeout; print one
                                 JSON line per node
@@ -43,12 +43,13 @@ CHOOSING = ("_SOCKET_IFNAME", "FI_TCP_IFACE", "OMPI_MCA_btl_tcp_if_include", "OM
 
 
 def look(port: str) -> None:
-    """Print one JSON line: clock, IPv4 addresses, variables that choose interfaces, and the port's listener."""
+    """Print one JSON line: clock, IPv4 addresses, variables that choose interfaces, port's listener, /dev/shm."""
     report = {
         "time": time.time(),
         "addresses": addresses(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if value and name.endswith(CHOOSING)},
         "listener": listener(int(port)),
+        "shared_memory": shared_memory(),
     }
     print(json.dumps(report))
 
@@ -62,6 +63,12 @@ def addresses() -> dict[str, str]:
                 answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 by_interface[name] = socket.inet_ntoa(answer[20:24])
     return by_interface
+
+
+def shared_memory() -> tuple[int, int]:
+    """Return the free and all bytes of /dev/shm."""
+    state = os.statvfs("/dev/shm")
+    return state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
 
 
 def listener(port: int) -> dict[str, object] | None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labctl.config.context import Context
+from labctl.backends.finding import Receiver, unheard
+from labctl.config.context import Context, is_named
 from labctl.errors import ConfigError
 from labctl.runs import opening
 from labctl.runs.opening import (
@@ -80,16 +81,23 @@ def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> SetupRe
     return install.SetupResult(install.setup(yes=yes, ask=ask, emit=emit))
 
 
-def doctor(context: Context, *, node: str = "") -> DoctorReport:
-    """Return doctor's findings on hosts, engine and lab, or with ``node`` on that node and its host only."""
+def doctor(context: Context, *, node: str = "", receive: Receiver = unheard) -> DoctorReport:
+    """Return doctor's findings on hosts, engine and lab, or with ``node`` on that node and its host only.
+
+    Without a lab they are on this machine. ``receive`` gets the findings of each check when it has ended.
+    """
     from labctl import backends
     from labctl.doctor.report import DoctorReport
 
+    if not node and not is_named(context, context.settings()):
+        from labctl.backends.docker.checks import run
+
+        return DoctorReport(run.of_machine(context, receive))
     settings = named_settings(context, quiet=True)
     if node:
         backends.require(settings, "doctor --node")
     with backends.connect(context, settings, demand=False) as backend:
-        return DoctorReport(backend.findings(node))
+        return DoctorReport(backend.findings(node, receive), lab=settings.text("LAB_NAME"))
 
 
 def fix(context: Context, ask: Ask | None, *, node: str = "") -> DoctorReport:

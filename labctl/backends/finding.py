@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -42,3 +43,10 @@ def problem(
 
 
 warn, error = partial(problem, "warn"), partial(problem, "error")
+
+Receiver = Callable[[Sequence[Finding]], object]
+"""Gets the findings of a check when it has ended."""
+
+
+def unheard(_: Sequence[Finding]) -> None:
+    """Do nothing with findings until all checks have ended."""

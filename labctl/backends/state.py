@@ -84,6 +84,8 @@ class Container(Struct, frozen=True, kw_only=True):
     """created, running, paused, restarting, exited, dead"""
     health: str | None
     """starting, healthy, unhealthy; None without a health check"""
+    exit_code: int | None = None
+    """Exit code of a container that has stopped; None if it runs or has never started."""
     fingerprint: str
     image: str
     directory: str

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labctl import flows
+from labctl.backends.finding import Receiver, unheard
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
-from labctl.cli.output import table
+from labctl.cli.output import Output, printable, say, table
 from labctl.errors import ConfigError, HostError
+from labctl.system import human
 
 if TYPE_CHECKING:
-    from labctl.backends.finding import Finding
+    from labctl.backends.finding import Finding, Level
+    from labctl.doctor.causes import Problem
+    from labctl.doctor.report import DoctorReport
 
 
 def init_command(
@@ -51,6 +56,7 @@ def doctor_command(
         bool, typer.Option("--fix", help="Apply fixes that only change labctl's own resources (asks first).")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show also what is ok.")] = False,
     setting: Setting = None,
     json: Json = False,
 ) -> None:
@@ -60,8 +66,14 @@ def doctor_command(
             raise ConfigError("--yes is for the commands of --fix", hint="labctl doctor --fix --yes")
         ask = None if yes else asking()
         lab = context(directory, output, setting)
-        report = flows.fix(lab, ask, node=node) if fix else flows.doctor(lab, node=node)
-        output.answer(report, findings_text(report.findings))
+        if fix:
+            report, live = flows.fix(lab, ask, node=node), False
+        else:
+            live = sys.stdout.isatty() and not json
+            receive = live_rows(output, verbose=verbose) if live else unheard
+            report = flows.doctor(lab, node=node, receive=receive)
+        rows = () if live else shown(report.findings, verbose=verbose)
+        output.answer(report, "\n".join(filter(None, (findings_table(rows), advice(report)))))
         if any(finding.level == "error" for finding in report.findings):
             sys.exit(HostError.exit_code)
 
@@ -78,14 +90,67 @@ def asking() -> Callable[[str], bool]:
     return ask
 
 
-def findings_text(findings: tuple[Finding, ...]) -> str:
-    """Render a table of findings, impact and fix of each that is not ok, and a hint on --fix if it applies."""
+def live_rows(output: Output, *, verbose: bool) -> Receiver:
+    """Say that checks have begun; return a receiver that prints findings as checks end."""
+    output.note("checking ...")
+
+    def receive(findings: Sequence[Finding]) -> None:
+        """Print a row per finding to show."""
+        for finding in shown(findings, verbose=verbose):
+            say(printable(f"{finding.level:<5}  {finding.code:<14}  {finding.node:<8}  {finding.summary}"))
+
+    return receive
+
+
+def shown(findings: Sequence[Finding], *, verbose: bool) -> tuple[Finding, ...]:
+    """Return the findings to show: all if ``verbose``, else those that are not ok."""
+    return tuple(finding for finding in findings if verbose or finding.level != "ok")
+
+
+def findings_table(findings: Sequence[Finding]) -> str:
+    """Render a table of findings; empty without any."""
     rows = [(finding.level, finding.code, finding.node, finding.summary) for finding in findings]
-    wrong = [finding for finding in findings if finding.level != "ok"]
-    advice = [f"\n{finding.code} {finding.node}: {finding.impact}\n  fix: {finding.fix}" for finding in wrong]
-    if any(finding.auto_fixable for finding in wrong):
-        advice.append("\n`labctl doctor --fix` runs those of these commands that only change labctl's own resources")
-    return table(("LEVEL", "CODE", "NODE", "SUMMARY"), rows) + "".join(advice)
+    return table(("LEVEL", "CODE", "NODE", "SUMMARY"), rows) if rows else ""
+
+
+def advice(report: DoctorReport) -> str:
+    """Render impact and fix of each problem, the cause before what follows from it, and how many checks passed."""
+    from labctl.doctor import causes
+
+    problems = causes.problems(report.findings)
+    lines = [line for problem in problems for line in problem_lines(problem)]
+    lines += ["", *totals(report)] if lines else totals(report)
+    if any(finding.auto_fixable for problem in problems for finding in problem.findings):
+        lines.append("hint: `labctl doctor --fix` runs those fixes that only change labctl's own resources")
+    return "\n".join(lines)
+
+
+def problem_lines(problem: Problem) -> Iterator[str]:
+    """Yield the lines of a problem: impacts with their nodes, the fix, and what follows from it."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for finding in problem.findings:
+        nodes.setdefault((finding.code, finding.impact), []).append(finding.node)
+    yield ""
+    for (code, impact), names in nodes.items():
+        yield f"{code} {', '.join(dict.fromkeys(names))}: {impact}"
+    order = "first" if problem.consequences else "fix"
+    yield f"  {'then' if problem.last else order}: {problem.fix}"
+    if problem.consequences:
+        followers = dict.fromkeys(f"{finding.code} {finding.node}" for finding in problem.consequences)
+        yield f"  mends also: {', '.join(followers)}"
+
+
+def totals(report: DoctorReport) -> list[str]:
+    """Return lines on how many checks passed and did not, and what comes next without a lab."""
+    counted = Counter(finding.level for finding in report.findings)
+    passed = f"{human.count(counted['ok'], 'check')} passed"
+    kinds: tuple[tuple[Level, str], ...] = (("error", "error"), ("warn", "warning"))
+    found = [human.count(counted[level], name) for level, name in kinds if counted[level]]
+    lines = [f"{passed}, {', '.join(found)}" if found else f"no problems found: {passed}"]
+    if not report.lab:
+        ready = "this machine is not ready for a lab" if counted["error"] else "this machine is ready for a lab"
+        lines = [f"{ready}; {lines[0]}", "hint: labctl init mylab"]
+    return lines
 
 
 def config_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:

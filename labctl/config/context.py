@@ -170,9 +170,14 @@ def require_initialised(context: Context) -> None:
         raise _no_lab(context)
 
 
+def is_named(context: Context, settings: Settings) -> bool:
+    """Tell if LAB_NAME is set or the directory has a .env."""
+    return settings.origin("LAB_NAME") != "default" or (context.directory / ".env").exists()
+
+
 def require_named(context: Context, settings: Settings) -> None:
     """Raise ConfigError unless LAB_NAME is set or the directory has a .env."""
-    if settings.origin("LAB_NAME") == "default" and not (context.directory / ".env").exists():
+    if not is_named(context, settings):
         raise _no_lab(context)
 
 

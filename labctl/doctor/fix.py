@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 from labctl.backends import Backend
 from labctl.backends.finding import Finding
 from labctl.config.context import Context
+from labctl.doctor import causes
 from labctl.doctor.report import AppliedFix, DoctorReport
 from labctl.system import process
 
@@ -31,7 +32,7 @@ def apply(backend: Backend, ask: Callable[[str], bool] | None, *, node: str = ""
         findings = backend.findings(node)
         finding = next_fix(findings, tried)
         if finding is None:
-            return DoctorReport(findings, tuple(applied))
+            return DoctorReport(findings, tuple(applied), backend.settings.text("LAB_NAME"))
         tried.add(finding.fix)
         context.notice(f"{finding.code} {finding.node}: {finding.summary}")
         if ask is not None and not ask(f"run `{finding.fix}`?"):
@@ -42,9 +43,9 @@ def apply(backend: Backend, ask: Callable[[str], bool] | None, *, node: str = ""
 
 
 def next_fix(findings: tuple[Finding, ...], tried: set[str]) -> Finding | None:
-    """Return the first finding, errors first, with a fix that may be run and was not tried; None if there is none."""
-    problems = [finding for level in ("error", "warn") for finding in findings if finding.level == level]
-    return next((finding for finding in problems if finding.auto_fixable and finding.fix not in tried), None)
+    """Return the first finding, causes and errors first, with a fix that may be run and was not tried; else None."""
+    mendable = chain.from_iterable(problem.findings for problem in causes.problems(findings))
+    return next((finding for finding in mendable if finding.auto_fixable and finding.fix not in tried), None)
 
 
 def run(context: Context, command: str) -> int:

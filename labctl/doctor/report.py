@@ -19,3 +19,5 @@ class DoctorReport(Struct, frozen=True):
 
     findings: tuple[Finding, ...]
     fixed: tuple[AppliedFix, ...] = ()
+    lab: str = ""
+    """Name of the lab; empty if this machine was examined without one."""

@@ -19,6 +19,10 @@ K = TypeVar("K")
 WIDTH = 32
 
 
+def ignored(*_: object) -> None:
+    """Do nothing with a result."""
+
+
 @contextmanager
 def pool(width: int = WIDTH, *, endless: bool = False) -> Iterator[ThreadPoolExecutor]:
     """Provide up to ``width`` threads, and WIDTH at most unless their work is ``endless``; wait for them at the end.
@@ -66,19 +70,36 @@ def map_hosts(work: Callable[[K], T], hosts: Mapping[str, K]) -> tuple[dict[str,
     return done, failures
 
 
-def run_with_deadlines(tasks: Sequence[tuple[Callable[[], T], float]], width: int = 16) -> list[T | None]:
+def run_with_deadlines(
+    tasks: Sequence[tuple[Callable[[], T], float]], width: int = 16, *, done: Callable[[int, T | None], None] = ignored
+) -> list[T | None]:
     """Return the result of each task, in order; None for a task not done within its seconds. Raises a task's error.
 
-    A hanging task delays neither the others nor the end of the process: its thread is a daemon.
+    ``done`` gets the number and result of each task as it ends or is late, in this thread. A hanging task delays
+    neither the others nor the end of the process: its thread is a daemon.
     """
     started: list[tuple[Future[T], float]] = []
+    results: dict[int, T | None] = {}
+
+    def take_ended() -> None:
+        """Keep the results of tasks that have ended or are late since the last call."""
+        now = time.monotonic()
+        for number, (future, end) in enumerate(started):
+            if number not in results and (future.done() or now >= end):
+                results[number] = future.result() if future.done() else None
+                done(number, results[number])
+
     for work, seconds in tasks:
         while len(busy := _unfinished(started)) >= width:
             wait(busy, timeout=0.1, return_when=FIRST_COMPLETED)
+            take_ended()
         started.append((begin(work), time.monotonic() + seconds))
-    for future, end in started:
-        wait([future], timeout=max(0.0, end - time.monotonic()))
-    return [future.result() if future.done() else None for future, _ in started]
+    while busy := _unfinished(started):
+        first = min(end for future, end in started if future in busy)
+        wait(busy, timeout=max(0.0, first - time.monotonic()), return_when=FIRST_COMPLETED)
+        take_ended()
+    take_ended()
+    return [results[number] for number in range(len(tasks))]
 
 
 def _unfinished(started: Sequence[tuple[Future[T], float]]) -> list[Future[T]]:

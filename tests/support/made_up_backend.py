@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from labctl import __version__, accelerators
 from labctl.backends import Backend, OnLines, Replay, RunPlan, spec
 from labctl.backends.devices import DeviceReport, HostDevices, NodeShare
-from labctl.backends.finding import Finding, ok
+from labctl.backends.finding import Finding, Receiver, ok, unheard
 from labctl.backends.owner import owner
 from labctl.backends.plan import Plan, Step, carry_out
 from labctl.backends.status import LabStatus, NodeStatus
@@ -412,9 +412,11 @@ class MadeUpBackend:
             ),
         ))  # fmt: skip
 
-    def findings(self, node: str = "") -> tuple[Finding, ...]:
+    def findings(self, node: str = "", receive: Receiver = unheard) -> tuple[Finding, ...]:
         """Return one finding, which is always ok."""
-        return (ok("LAB-MADE-001", f"{self.context.directory} is there"),)
+        findings = (ok("LAB-MADE-001", f"{self.context.directory} is there"),)
+        receive(findings)
+        return findings
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:
         """Return an empty plan: nodes have no images."""

@@ -16,6 +16,7 @@ from labctl.backends import Backend, OnLines, Replay, RunPlan
 from labctl.backends.docker.deploy import preflight
 from labctl.backends.docker.lab.cluster import Cluster, load_lab, preview_lab, read_inventory
 from labctl.backends.docker.lab.cluster import connect as connect_hosts
+from labctl.backends.finding import Receiver, unheard
 from labctl.backends.plan import Plan, carry_out
 from labctl.backends.state import ObservedState
 from labctl.config.context import Context
@@ -150,11 +151,11 @@ class DockerBackend:
 
         return devices.devices(self.context)
 
-    def findings(self, node: str = "") -> tuple[Finding, ...]:
+    def findings(self, node: str = "", receive: Receiver = unheard) -> tuple[Finding, ...]:
         """Run doctor's checks of hosts, engines, lab and nodes, or of one node and its host; return the findings."""
         from labctl.backends.docker.checks import run
 
-        return run.findings(self.context, node=node)
+        return run.findings(self.context, receive, node=node)
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:
         """Plan to get the image to hosts and to probe engines. HostError if `up` would fail on every host."""
@@ -190,14 +191,17 @@ class DockerBackend:
         return UpPlan(plan.steps, lab=lab, failed=failed)
 
     def _decide_up(self, lab: Lab, observed: ObservedState) -> tuple[Plan, Failures]:
-        """Return the plan of `up` and hosts to skip. HostError if devices or nodes are in use, or compose unfit."""
+        """Return the plan of `up` and hosts to skip. HostError if nodes cannot be created."""
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import decide
         from labctl.backends.docker.deploy.steps import ApplyProject
 
         plan, failed = decide.up(self.context, self.cluster, lab, observed)
         if any(isinstance(step, ApplyProject) for step in plan.steps):
-            checks.require_compose(self.context, lab, self.cluster)
+            usable = checks.able_to_create(self.context, lab, self.cluster)
+            if usable is not self.cluster:
+                self.cluster = usable
+                return decide.up(self.context, usable, lab, observed)
             preflight.require_override(lab)
         return plan, failed
 

@@ -41,6 +41,8 @@ def container_of(listed: dict[str, Any], host: str) -> Container:
     # As `Up 5 minutes (unhealthy)` or `Up 5 seconds (health: starting)`.
     states = ("unhealthy", "healthy", "starting")
     health = next((word for word in states if f"({word}" in status or f": {word}" in status), None)
+    # As `Exited (137) 5 minutes ago`.
+    ended = re.match(r"Exited \((\d+)\)", status)
     binds = (mount for mount in listed.get("Mounts", ()) if mount["Type"] == "bind")
     mode = listed.get("HostConfig", {}).get("NetworkMode", "")
     return Container(
@@ -52,6 +54,7 @@ def container_of(listed: dict[str, Any], host: str) -> Container:
         slots=int(slots) if re.fullmatch("[0-9]{1,6}", slots) else 0,
         state=listed["State"],
         health=health,
+        exit_code=int(ended[1]) if ended else None,
         fingerprint=labels.get("labctl.config-hash", ""),
         image=listed["ImageID"],
         directory=labels.get("labctl.directory", ""),
@@ -320,6 +323,32 @@ class DockerEngine:
         if not (inspected := self._inspect("network", identity)):
             raise self._error(f"Docker Engine: network {identity} not found")
         return inspected
+
+    def foreign_containers(self, prefix: str, lab: str) -> tuple[str, ...]:
+        """Return the names of containers, also stopped ones, that begin with ``prefix-`` and are not of the lab."""
+        with self._api() as api:
+            listed = api.containers(all=True, filters={"name": f"^/?{prefix}-"})
+        others = (container for container in listed if container["Labels"].get("labctl.lab") != lab)
+        return tuple(name.lstrip("/") for container in others for name in container["Names"])
+
+    def foreign_network(self, name: str, lab: str) -> bool | None:
+        """Return True if a network of this name is not of the lab and in use, False if unused; None without one."""
+        with self._api() as api:
+            network = inspect(api, "network", name)
+        if network is None or (network["Labels"] or {}).get("labctl.lab") == lab:
+            return None
+        return bool(network["Containers"])
+
+    def publishers(self, port: int) -> tuple[tuple[str, str], ...]:
+        """Return the running containers that publish a TCP port of the host: name, and the lab of its label."""
+        with self._api() as api:
+            listed = api.containers(filters={"publish": f"{port}/tcp"})
+        # The filter also finds the ports of containers.
+        return tuple(
+            (container["Names"][0].lstrip("/"), container["Labels"].get("labctl.lab", ""))
+            for container in listed
+            if any(published.get("PublicPort") == port for published in container["Ports"])
+        )
 
     def unused_networks(self) -> tuple[tuple[str, str], ...]:
         """Return the networks that no container refers to, not even a stopped one: name, and the lab of its label."""

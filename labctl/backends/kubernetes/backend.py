@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from labctl import __version__
 from labctl.backends import Backend, OnLines, Replay, RunPlan, spec, terminal
+from labctl.backends.finding import Receiver, unheard
 from labctl.backends.kubernetes import capacity, nodes, render
 from labctl.backends.kubernetes import lab as labs
 from labctl.backends.kubernetes import run as jobs
@@ -168,11 +169,13 @@ class KubernetesBackend:
 
         return capacity.devices(self._cluster)
 
-    def findings(self, node: str = "") -> tuple[Finding, ...]:  # noqa: ARG002 - refused before
+    def findings(self, node: str = "", receive: Receiver = unheard) -> tuple[Finding, ...]:  # noqa: ARG002
         """Run the checks of cluster, namespace, rights, nodes and pods, whatever ``node``; return what they found."""
         from labctl.backends.kubernetes import checks
 
-        return tuple(checks.examine(self._cluster))
+        findings = tuple(checks.examine(self._cluster))
+        receive(findings)
+        return findings
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:  # noqa: ARG002
         """Return an empty plan: a run creates the namespace and the claim."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import hashlib
 import json
 import os
 import pwd
@@ -19,14 +20,18 @@ from labctl import accelerators
 from labctl.backends.docker.checks.examination import GIB, UP, CheckContext
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import images
-from labctl.backends.docker.images import catalog, packages
+from labctl.backends.docker.images import catalog, foreign, packages
 from labctl.backends.docker.lab import capabilities as kernel_limits
 from labctl.backends.finding import LIMIT, Finding, Level, error, ok, problem, warn
-from labctl.errors import HostError
+from labctl.errors import HostError, nearest
 from labctl.model import HERE
 from labctl.system import human
 
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""Names of processors in the kernel, and in images."""
 DAEMON = "/etc/docker/daemon.json"
+SOCKET = "unix:///var/run/docker.sock"
+"""Address of the engine if neither DOCKER_HOST nor a context names another."""
 RESTART = "systemctl restart docker"
 RESTART_ENDS = "restarting Docker ends every container of this host"
 """Caution for the user of RESTART; containers survive if live-restore is on."""
@@ -122,6 +127,59 @@ def plugin(ctx: CheckContext, code: str, name: str, oldest: str, level: Level, i
     if printed:
         return problem(level, code, f"docker {name} {version}", f"labctl needs {oldest} or newer", fix)
     return problem(level, code, f"docker {name} does not work: {reason.splitlines()[0]}", impact, fix)
+
+
+def docker_context(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield ok, or an error if the docker command, by its context, acts on another engine than labctl examines."""
+    if not ctx.local:
+        return
+    environ = ctx.environ
+    home = Path(environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker")
+    chosen = environ.get("DOCKER_CONTEXT") or configured_context(home)
+    if environ.get("DOCKER_HOST") or chosen in ("", "default"):
+        yield ok("LAB-ENGINE-006", "the docker command acts on the same engine as labctl")
+        return
+    address = address_of_context(home, chosen)
+    if address == SOCKET:
+        yield ok("LAB-ENGINE-006", f"docker context {chosen} is the engine at {SOCKET}")
+        return
+    where = f"is the engine at {address}" if address else "does not exist"
+    impact = f"labctl examines the engine at {SOCKET}, and docker compose would create the nodes on another"
+    fix = "unset DOCKER_CONTEXT" if environ.get("DOCKER_CONTEXT") else "docker context use default"
+    yield error("LAB-ENGINE-006", f"docker context {chosen} {where}", impact, fix)
+
+
+def configured_context(home: Path) -> str:
+    """Return the context that `docker context use` chose; empty if none is, or the file cannot be read."""
+    try:
+        return str(json.loads((home / "config.json").read_text(encoding="utf-8")).get("currentContext", ""))
+    except (OSError, ValueError, AttributeError):
+        # The docker command itself names what is wrong with its file.
+        return ""
+
+
+def address_of_context(home: Path, name: str) -> str:
+    """Return the address of a docker context's engine; empty if there is no such context.
+
+    Source: github.com/docker/cli, cli/context/store: a folder is named by the hash of the context's name.
+    """
+    meta = home / "contexts/meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
+    try:
+        return str(json.loads(meta.read_text(encoding="utf-8"))["Endpoints"]["docker"]["Host"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def user_mapping(ctx: CheckContext) -> Iterator[Finding]:
+    """Warn of an engine that maps the users of containers to others of the host; nothing if it does not."""
+    options = " ".join(ctx.info.get("SecurityOptions") or ())
+    impact = "ranks run as another user than you: they cannot write to the lab's runs and cache"
+    if "name=rootless" in options:
+        fix = ctx.command("unset DOCKER_HOST && docker context use default  # the engine that root runs")
+        yield warn("LAB-ENGINE-007", "Docker Engine is rootless", impact, fix)
+    elif "name=userns" in options:
+        fix = ctx.command(f"grep -n userns-remap {DAEMON}  # remove it, then: {ctx.sudo}{RESTART}")
+        yield warn("LAB-ENGINE-007", "Docker Engine maps users of containers (userns-remap)", impact, fix)
 
 
 def cgroups(ctx: CheckContext) -> Iterator[Finding]:
@@ -246,6 +304,10 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
         yield warn("LAB-IMAGE-001", absent, "the next `labctl up` delivers it", UP)
     elif ctx.observed.image is None and catalog.is_hashed(name) and name == ctx.settings.text("LAB_IMAGE"):
         yield error("LAB-IMAGE-001", absent, "nodes are created from it", catalog.how_to_get(name))
+    elif ctx.observed.image is None and catalog.is_unknown(name):
+        near = nearest(name, map(catalog.tag, catalog.names()))
+        fix = ctx.set_setting("LAB_IMAGE", near) if near else ctx.unset_setting("LAB_IMAGE")
+        yield error("LAB-IMAGE-001", absent, "labctl builds no image of this name, and no registry has it", fix)
     elif ctx.observed.image is None and packages.is_own(name):
         yield warn("LAB-IMAGE-001", absent, "the first `labctl up` builds it", images.build_command(ctx.settings))
     elif ctx.observed.image is None:
@@ -257,6 +319,32 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
         yield warn("LAB-IMAGE-002", f"image {name} is out of date", "nodes run old code", f"{build} && {UP}")
     else:
         yield ok("LAB-IMAGE-001", f"image {name}")
+
+
+def image_fit(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield ok if the lab's image starts as a node on this host, else errors; nothing without the image."""
+    name = ctx.lab.image
+    described = ctx.daemon.image(name)
+    if described is None:
+        return
+    base = ctx.settings.text("LAB_IMAGE") or catalog.tag(ctx.lab.accelerator)
+    try:
+        foreign.require_node(ctx.daemon, name, base)
+    except HostError as failure:
+        made = foreign.tag(described["Id"])
+        fix = f"labctl build --from {shlex.quote(base)} && {ctx.set_setting('LAB_IMAGE', made)}"
+        in_dockerfile = name != base
+        yield error("LAB-IMAGE-005", failure.message, "`labctl up` refuses it", failure.hint if in_dockerfile else fix)
+        return
+    has, wanted = ARCHITECTURES.get(ctx.info["Architecture"], ctx.info["Architecture"]), described["Architecture"]
+    if has == wanted:
+        yield ok("LAB-IMAGE-005", f"image {name} starts as a node on {has}")
+        return
+    summary, impact = f"image {name} is for {wanted}, the host is {has}", "its programs do not start, or are emulated"
+    fix = ctx.command(f"docker pull --platform linux/{has} {shlex.quote(name)}")
+    if packages.is_own(name):
+        fix = images.build_command(ctx.settings)
+    yield error("LAB-IMAGE-006", summary, impact, fix)
 
 
 def driver(ctx: CheckContext) -> Iterator[Finding]:

@@ -42,7 +42,9 @@ SCRIPT_SECONDS = 8.0
 UP = "labctl up"
 RECREATE = "labctl down && labctl up"
 GIB = 1 << 30
-# Runs on any host: status PATH...; free PATH; locks BYTES PATH...
+FEWEST_INODES = 1000
+"""Files and folders that a run, with its checkpoints, may make."""
+# Runs on any host: mounted PATH; status PATH...; free PATH; locks BYTES PATH...
 ON_HOST = Path(__file__).with_name("host.sh").read_text(encoding="utf-8")
 
 
@@ -175,8 +177,18 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
     def free(self, path: Path) -> int:
         """Return the free bytes of the host's file system at a path, which need not exist."""
-        blocks, size = self.script(ON_HOST, "free", str(path)).split()
+        blocks, size, *_ = self.script(ON_HOST, "free", str(path)).split()
         return int(blocks) * int(size)
+
+    def lacks_inodes(self, path: Path) -> bool:
+        """Return True if the host's file system at a path has a limit of files and has nearly reached it."""
+        free, of_all = self.script(ON_HOST, "free", str(path)).split()[2:]
+        return int(of_all) > 0 and int(free) < FEWEST_INODES
+
+    def read_only_mount(self, path: str) -> str:
+        """Return the mount point of a path on the host if it is mounted read-only; empty if not, or not known."""
+        target, _, options = self.script(ON_HOST, "mounted", path).strip().rpartition(" ")
+        return target.strip() if "ro" in options.split(",") else ""
 
     @property
     def sudo(self) -> str:

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from labctl import naming
 from labctl.backends.docker.checks.examination import UP, CheckContext
 from labctl.backends.docker.compose import ssh_keys
 from labctl.backends.docker.deploy import plan
-from labctl.backends.finding import Finding, error, ok, warn
-from labctl.system import human
-from labctl.system.files import outdated
+from labctl.backends.finding import LIMIT, Finding, error, ok, warn
+from labctl.config import override as overriding
+from labctl.errors import nearest
+from labctl.system import human, process
+from labctl.system.files import outdated, write_all
+
+COMPOSED = re.compile(r"(?:validating )?\S*\.lab/nodes/\S+\.yml: ")
+"""A rendered file in compose's messages: the user wrote another."""
+UNKNOWN_KEY = re.compile(r"[Aa]dditional propert(?:y|ies) '?([\w-]+)'?")
+SERVICE_KEYS = (
+    *("cap_add", "cap_drop", "command", "configs", "cpus", "depends_on", "devices", "dns", "entrypoint", "env_file"),
+    *("environment", "extra_hosts", "group_add", "healthcheck", "hostname", "image", "init", "ipc", "labels"),
+    *("mem_limit", "networks", "ports", "privileged", "restart", "secrets", "security_opt", "shm_size", "sysctls"),
+    *("tmpfs", "ulimits", "user", "volumes", "working_dir"),
+)
+"""Usual keys of a compose service."""
 
 
 def lab_name(ctx: CheckContext) -> Iterator[Finding]:
@@ -23,6 +39,58 @@ def lab_name(ctx: CheckContext) -> Iterator[Finding]:
         fix = ctx.set_setting("LAB_NAME", f"{lab.name[:36].rstrip('-')}-2")
         impact = "two labs of one name would take each other's nodes"
         yield error("LAB-NAME-001", f"lab `{lab.name}` belongs to {other.name}", impact, fix)
+
+
+def workloads(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield an error per workload of the lab directory that cannot be read or has no script, or ok; nothing without."""
+    from labctl import launchers
+    from labctl.workloads import loader
+
+    directory = ctx.lab.directory / "workloads"
+    if not directory.is_dir():
+        return
+    listed, errors = loader.list_all(directory, launchers.accepted())
+    for failure in errors:
+        yield broken_workload(failure.message)
+    gone = [workload for workload in listed if workload.script and not (workload.directory / workload.script).exists()]
+    for workload in gone:
+        yield broken_workload(f"{workload.declared}: script {workload.script} not found")
+    if not errors and not gone:
+        yield ok("LAB-WORKLOAD-001", f"{human.count(len(listed), 'workload')} can be read")
+
+
+def broken_workload(message: str) -> Finding:
+    """Return the error of a workload; its message begins with file and line."""
+    file, _, rest = message.partition(":")
+    line = rest.partition(":")[0]
+    place = f"+{line} {shlex.quote(file)}" if line.isdecimal() else shlex.quote(file)
+    return error("LAB-WORKLOAD-001", message, "`labctl run` refuses the workload", f"${{EDITOR:-vi}} {place}")
+
+
+def override(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield ok, or an error if docker compose refuses compose.override.yml; nothing without the file."""
+    if not ctx.lab.override:
+        return
+    reason = refused_by_compose(ctx)
+    if not reason:
+        yield ok("LAB-FILES-002", f"docker compose accepts {overriding.FILE}")
+        return
+    fix, unknown = f"${{EDITOR:-vi}} {overriding.FILE}", UNKNOWN_KEY.search(reason)
+    if unknown and (near := nearest(unknown[1], SERVICE_KEYS)):
+        fix = shlex.join(("sed", "-i", f"s/\\b{unknown[1]}:/{near}:/", overriding.FILE))
+    yield error("LAB-FILES-002", f"{overriding.FILE}: {reason}", "docker compose creates no node with it", fix)
+
+
+def refused_by_compose(ctx: CheckContext) -> str:
+    """Return why docker compose refuses the nodes' files with the user's additions; empty if it accepts them."""
+    with TemporaryDirectory(prefix="labctl-") as folder:
+        write_all(Path(folder), ctx.rendered)
+        composed = [file.path for file in ctx.rendered if file.path.endswith(".yml")]
+        named = chain.from_iterable(("--file", path) for path in composed)
+        command = ("docker", "compose", "--project-directory", folder, *named, "config", "--quiet")
+        done = process.run(command, cwd=folder, timeout=LIMIT - 1, check=False)
+    lines = [line for line in done.err.splitlines() if "level=warning" not in line]
+    return COMPOSED.sub("", lines[-1]).strip() if done.code and lines else ""
 
 
 def keys(ctx: CheckContext) -> Iterator[Finding]:

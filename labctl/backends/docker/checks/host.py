@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import socket
+import stat
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -26,6 +28,9 @@ SHARED_PER_DEVICE = GIB
 """Bytes that NCCL's authors advise; Docker's default of 64 MiB ends in bus errors (NCCL issues 290, 342, 983)."""
 CACHE_SPACE = 2 * GIB
 """Free disk below which the cache gets a warning."""
+PROXY_SECONDS = 3.0
+"""Time limit of a connection to a proxy."""
+PROXY_PORTS = {"https": 443, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
 RUN_SPACE = 64 * MIB
 """Free disk that a run needs for its record."""
 
@@ -96,13 +101,20 @@ def mounts(ctx: CheckContext) -> Iterator[Finding]:
     for mount in every:
         source, state = shlex.quote(mount.source), status[mount.source]
         shown, described = f"{mount.source} -> {mount.target}", f"{mount.source}, mounted at {mount.target},"
-        if state.exists and set("r" if mount.read_only else "rw") <= set(state.access):
+        if state.exists and mount.source in created_by_up and not stat.S_ISDIR(state.mode):
+            fix, impact = ctx.command(f"mv {source} {source}.old"), "nodes mount it as a directory"
+            yield error("LAB-MOUNT-001", f"{described} is not a directory", impact, fix)
+        elif state.exists and set("r" if mount.read_only else "rw") <= set(state.access):
             yield ok("LAB-MOUNT-001", shown)
         elif state.exists:
             summary = f"{described} is not {'read' if mount.read_only else 'writ'}able here"
             impact = "ranks run as you: what you may not do there they may not either"
             # Not recursive: others may share the directory.
             fix = ctx.command(f"sudo chown {host.uid}:{host.gid} {source}")
+            if point := ctx.read_only_mount(mount.source):
+                summary = f"{summary}: {point} is mounted read-only"
+                impact = "runs can neither download to it nor write checkpoints there"
+                fix = ctx.as_root(f"mount -o remount,rw {shlex.quote(point)}")
             yield warn("LAB-MOUNT-002", summary, impact, fix)
         # On other hosts, labctl creates all that is below the lab directory.
         elif mount.source in created_by_up or (host.directory and mount.source.startswith(f"{host.directory}/")):
@@ -137,6 +149,10 @@ def run_space(ctx: CheckContext) -> Iterator[Finding]:
     if free < RUN_SPACE:
         summary, impact = f"{human.memory(free)} free at {directory}", "a run writes its record there"
         yield error("LAB-DISK-003", summary, impact, largest(directory))
+    elif ctx.lacks_inodes(directory):
+        summary = f"the file system of {directory} can hold nearly no more files (its inodes are used up)"
+        fix = f"du --inodes -xa {shlex.quote(str(directory))} | sort -n | tail -20  # remove what is not needed"
+        yield error("LAB-DISK-003", summary, "a run writes its record there", fix)
 
 
 def largest(directory: Path | str) -> str:
@@ -152,6 +168,7 @@ def proxies(ctx: CheckContext) -> Iterator[Finding]:
     for key, value in revealed.items():
         if not (reason := why_no_proxy_url(value)):
             yield ok("LAB-PROXY-001", f"{key} is set")
+            yield proxy_answers(ctx, key, value)
             continue
         summary, fix = f"{key} ({ctx.settings.origin(key)}) {reason}", ctx.unset_setting(key)
         yield warn("LAB-PROXY-001", summary, "builds and downloads fail, or bypass it", fix)
@@ -167,6 +184,19 @@ def proxies(ctx: CheckContext) -> Iterator[Finding]:
     impact = "http between nodes, such as a rendezvous or a dashboard, would go through the proxy"
     fix = ctx.set_setting("NO_PROXY", ",".join((*bypass, *missing)))
     yield warn("LAB-PROXY-002", summary, impact, fix)
+
+
+def proxy_answers(ctx: CheckContext, key: str, value: str) -> Finding:
+    """Return ok if something listens at a proxy's address, else a warning with the host, not the password."""
+    parts = urlsplit(value if "//" in value else f"//{value}")
+    place = (parts.hostname or "", parts.port or PROXY_PORTS.get(parts.scheme, 80))
+    try:
+        socket.create_connection(place, timeout=PROXY_SECONDS).close()
+    except OSError as failure:
+        shown = f"{key} ({ctx.settings.origin(key)}): {place[0]}:{place[1]} does not answer"
+        reason = failure.strerror or str(failure) or "timed out"
+        return warn("LAB-PROXY-003", f"{shown}: {reason}", "builds and downloads time out", ctx.unset_setting(key))
+    return ok("LAB-PROXY-003", f"{key} answers")
 
 
 def why_no_proxy_url(value: str) -> str:

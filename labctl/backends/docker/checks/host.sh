@@ -14,11 +14,16 @@ status() {
     true
 }
 
-# free PATH: free blocks, and their size, of the file system that it is, or would be, on.
+# free PATH: free blocks, their size, free and all inodes of the file system that it is, or would be, on.
 free() {
     place=$1
     until [ -e "$place" ]; do place=${place%/*}; place=${place:-/}; done
-    stat -f -c '%a %S' -- "$place"
+    stat -f -c '%a %S %d %c' -- "$place"
+}
+
+# mounted PATH: mount point and options of its file system; nothing on a host without findmnt.
+mounted() {
+    findmnt --noheadings --output TARGET,OPTIONS --target "$1" 2> /dev/null || true
 }
 
 # locks BYTES PATH...: `held` and so many bytes of what its holder wrote for each lock that is held, an empty line for

@@ -27,11 +27,20 @@ from labctl.model import LAUNCHER
 from labctl.system import files, human
 from labctl.system.process import ProcessTimeout
 
+STATES = {
+    "created": "was created, but has not started",
+    "exited": "has stopped",
+    "restarting": "restarts again and again",
+}
+KILLED = 137
+"""Exit code of SIGKILL, as from `docker kill`, or from the kernel when memory runs out."""
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 PATIENCE = 8
 """Seconds for a login from the launcher and for sending bytes: on busy cores a login takes several."""
 SENT_BYTES = 1 << 20
 """Bytes sent through ssh to measure the rate."""
+LEAST_SHARED = 0.1
+"""Share of /dev/shm that is free if no run is under way."""
 SLOW = 1e6
 """Bytes per second through ssh below which it is a warning; a laptop has a hundred times as much."""
 
@@ -68,8 +77,8 @@ def state(ctx: CheckContext, name: str, container: Container | None, fingerprint
     if container.health == "unhealthy" and container.reason:
         summary, impact = f"is unhealthy: {container.reason}", "a machine that is too busy, or a node that hangs"
         return warn("LAB-NODE-006", summary, impact, restart(ctx, container), node=name, auto_fixable=True)
-    health = "health not known yet" if container.health == "unhealthy" else container.health
-    return ok("LAB-NODE-001", f"runs, {health}" if health else "runs", name)
+    health = {"healthy": " and is healthy"}.get(container.health or "", "")
+    return ok("LAB-NODE-001", f"runs{health}", name)
 
 
 def unusable(ctx: CheckContext, name: str, container: Container) -> Finding | None:
@@ -82,8 +91,16 @@ def unusable(ctx: CheckContext, name: str, container: Container) -> Finding | No
         return wrong("LAB-NODE-004", f"is unhealthy: {container.reason}", f"a run on it would end with {cause}", UP)
     stuck = plan.why_stuck(ctx.lab, container, {})
     if container.state != "running" or stuck:
-        return wrong("LAB-NODE-001", stuck or f"is {container.state}", "a run needs every node", UP)
+        return wrong("LAB-NODE-001", stuck or not_running(container), "a run needs every node", UP)
     return None
+
+
+def not_running(container: Container) -> str:
+    """Return the state of a container that does not run, in words."""
+    if container.state == "exited" and container.exit_code is not None:
+        killed = ", killed" if container.exit_code == KILLED else ""
+        return f"has stopped (exit code {container.exit_code}{killed})"
+    return STATES.get(container.state, f"is {container.state}")
 
 
 def restart(ctx: CheckContext, container: Container) -> str:
@@ -137,8 +154,22 @@ def inside(ctx: CheckContext, container: Container) -> Iterator[Finding]:
     (seen,) = ask(ctx, container, "look", str(ctx.lab.master_port))
     yield judge_skew(ctx, skew(seen["time"], before), "its clock")
     yield from interfaces(ctx, seen)
+    yield from shared_memory(ctx, container, *seen["shared_memory"])
     if container.node == ctx.lab.nodes[0].name:
         yield master_port(ctx, container, seen["listener"])
+
+
+def shared_memory(ctx: CheckContext, container: Container, free: int, size: int) -> Iterator[Finding]:
+    """Yield ok, or an error if /dev/shm of a node is nearly full; nothing during a run, which uses it."""
+    if ctx.run_active:
+        return
+    summary = f"{human.memory(free)} of {human.memory(size)} free in /dev/shm"
+    if free >= size * LEAST_SHARED:
+        yield ok("LAB-SHM-002", summary)
+        return
+    impact = "ranks and data loaders exchange data there, and die of SIGBUS when it is full"
+    # A restart empties it, also of files of other users.
+    yield error("LAB-SHM-002", summary, impact, restart(ctx, container), auto_fixable=True)
 
 
 def interfaces(ctx: CheckContext, seen: dict[str, Any]) -> Iterator[Finding]:

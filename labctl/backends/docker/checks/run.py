@@ -7,7 +7,7 @@ A check is a function in ``checks/`` that yields findings, with a line in CHECKS
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -27,7 +27,7 @@ from labctl.backends.docker.checks.examination import (
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.images import catalog
 from labctl.backends.docker.lab.cluster import Cluster, connect, last_dump, load_lab, placement, read_inventory
-from labctl.backends.finding import LIMIT, Finding, error, ok, warn
+from labctl.backends.finding import LIMIT, Finding, Receiver, error, ok, unheard, warn
 from labctl.backends.state import Container
 from labctl.config.context import Context, require_named
 from labctl.errors import ConfigError, HostError, LabError, parsing
@@ -60,6 +60,8 @@ class Check(Struct, frozen=True):
     stops: str = ""
     """Command that runs it as preflight, and stops at its errors."""
     seconds: float = LIMIT
+    machine: bool = False
+    """Says something of this machine without a lab, too."""
 
     @property
     def name(self) -> str:
@@ -75,37 +77,44 @@ class Check(Struct, frozen=True):
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("host.cores", engine=False),
-    Check("host.load", "lab", engine=False, lab=False),
+    Check("host.cores", engine=False, machine=True),
+    Check("host.load", "lab", engine=False, lab=False, machine=True),
     Check("host.memory", engine=False),
     Check("host.shared_memory", "machine", engine=False, stops="up"),
     Check("hosts.shared_directory", engine=False, lab=False, stops="up"),
     Check("host.mounts", engine=False, stops="up"),
-    Check("host.cache_space", engine=False, lab=False),
+    Check("host.cache_space", engine=False, lab=False, machine=True),
     Check("host.run_space", "machine", engine=False, lab=False, stops="run"),
-    Check("host.proxies", "machine", engine=False, lab=False),
+    Check("host.proxies", "machine", engine=False, lab=False, machine=True),
     Check("host.certificates", "machine", engine=False, lab=False),
-    Check("devices.vendor_host", engine=False),
-    Check("devices.permissions", engine=False, stops="up"),
-    Check("devices.health", engine=False, seconds=VENDOR_TOOL_SECONDS),
+    Check("devices.vendor_host", engine=False, machine=True),
+    Check("devices.permissions", engine=False, stops="up", machine=True),
+    Check("devices.health", engine=False, seconds=VENDOR_TOOL_SECONDS, machine=True),
     Check("devices.leases", engine=False),
-    Check("health.fit", "lab", engine=False, seconds=HEALTH_SECONDS),
-    Check("engine.compose", "machine", engine=False, lab=False, stops="compose up"),
-    Check("engine.buildx", "machine", engine=False, lab=False),
-    Check("engine.version", lab=False, stops="up"),
+    Check("health.fit", "lab", engine=False, seconds=HEALTH_SECONDS, machine=True),
+    Check("engine.compose", "machine", engine=False, lab=False, stops="compose up", machine=True),
+    Check("engine.buildx", "machine", engine=False, lab=False, machine=True),
+    Check("engine.docker_context", "machine", engine=False, lab=False, stops="compose up", machine=True),
+    Check("engine.user_mapping", lab=False, machine=True),
+    Check("engine.version", lab=False, stops="up", machine=True),
     Check("hosts.ssh_port", stops="up"),
     Check("hosts.master_port", stops="up"),
     Check("hosts.home_space", engine=False, stops="up"),
     Check("hosts.differences", "lab"),
-    Check("engine.cgroups"),
-    Check("engine.clock", lab=False),
-    Check("engine.space", lab=False),
+    Check("engine.cgroups", machine=True),
+    Check("engine.clock", lab=False, machine=True),
+    Check("engine.space", lab=False, machine=True),
     Check("engine.limits"),
     Check("devices.container_starts", seconds=VENDOR_TOOL_SECONDS),
     Check("files.lab_name", lab=False),
+    Check("files.workloads", "machine", engine=False, lab=False),
+    Check("files.override", "machine", engine=False, stops="compose up"),
+    Check("conflicts.names", stops="compose up"),
+    Check("conflicts.published_ports", lab=False, stops="compose up"),
     Check("engine.image", lab=False),
+    Check("engine.image_fit", lab=False, stops="compose up"),
     Check("engine.driver"),
-    Check("network.address_pools", lab=False),
+    Check("network.address_pools", lab=False, machine=True),
     Check("network.mtu", lab=False),
     Check("network.arp_table", engine=False),
     Check("files.keys", "lab"),
@@ -121,8 +130,11 @@ NODE_CHECKS = (
 )
 
 
-def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
-    """Connect to the hosts and run doctor's checks of hosts and lab, or of one node and its host; return findings."""
+def findings(context: Context, receive: Receiver = unheard, *, node: str = "") -> tuple[Finding, ...]:
+    """Connect to the hosts and run doctor's checks of hosts and lab, or of one node and its host; return findings.
+
+    ``receive`` gets the findings of each check when it has ended.
+    """
     from labctl.backends.docker.checks.hosts import unreachable
 
     settings = context.settings()
@@ -139,9 +151,21 @@ def findings(context: Context, *, node: str = "") -> tuple[Finding, ...]:
             # Without its warnings, which are among the findings.
             lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster)
         except HostError as failure:
-            return not_examined(cluster, failed, failure)
+            unexamined = not_examined(cluster, failed, failure)
+            receive(unexamined)
+            return unexamined
         unreached = [finding for finding in failed if finding.node not in cluster.connections]
-        return (*unreached, *examine(check_context(context, cluster, lab, only=node), lacking))
+        receive(unreached)
+        return (*unreached, *examine(check_context(context, cluster, lab, only=node), lacking, receive=receive))
+
+
+def of_machine(context: Context, receive: Receiver = unheard) -> tuple[Finding, ...]:
+    """Run the checks of this machine that need no lab, with the settings of the environment; change nothing."""
+    settings = context.settings()
+    with connect(context, settings, seconds=ANSWERING, demand=False) as cluster:
+        lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster, ask=False)
+        checks = tuple(check for check in CHECKS if check.machine)
+        return examine(check_context(context, cluster, lab), lacking, checks, receive=receive)
 
 
 def not_examined(cluster: Cluster, failed: Iterable[Finding], failure: HostError) -> tuple[Finding, ...]:
@@ -157,10 +181,10 @@ def not_examined(cluster: Cluster, failed: Iterable[Finding], failure: HostError
     return (*unreached, error("LAB-HOST-007", failure.message, impact, failure.hint, node=failure.node or HERE))
 
 
-def lab_to_examine(context: Context, cluster: Cluster) -> tuple[Lab, Mapping[str, LabError]]:
+def lab_to_examine(context: Context, cluster: Cluster, *, ask: bool = True) -> tuple[Lab, Mapping[str, LabError]]:
     """Load the lab, as a CPU lab if that fails; return it and hosts' device errors, the failure for all if it did."""
     try:
-        lab, capabilities = load_lab(context, cluster, ask=can_probe(cluster), refresh=True)
+        lab, capabilities = load_lab(context, cluster, ask=ask and can_probe(cluster), refresh=True)
         return lab, {name: why for name, why in capabilities.failed.items() if name not in cluster.failed}
     except (HostError, ConfigError) as lacking:
         settings = cluster.settings
@@ -216,10 +240,16 @@ def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Clu
     return cluster.excluding(failing_hosts(replace(ctx, hosts=answering), command))
 
 
-def require_compose(context: Context, lab: Lab, cluster: Cluster) -> None:
-    """Raise HostError unless docker compose on this machine can create the lab's containers."""
-    if cluster.daemons:
-        failing_hosts(check_context(context, cluster, lab), "compose up")
+def able_to_create(context: Context, lab: Lab, cluster: Cluster) -> Cluster:
+    """Return the cluster without hosts where the lab's containers cannot be created. HostError if this machine can't.
+
+    HostError also if all hosts cannot.
+    """
+    if not cluster.daemons:
+        return cluster
+    ctx = check_context(context, cluster, lab)
+    answering = tuple(host for host in ctx.hosts if host.name in cluster.engine.hosts)
+    return cluster.excluding(failing_hosts(replace(ctx, hosts=answering), "compose up"))
 
 
 def failing_hosts(whole: CheckContext, command: str) -> dict[str, HostError]:
@@ -256,10 +286,17 @@ def stopping(checks: Iterable[Check], ctx: CheckContext) -> Iterator[HostError]:
                 yield HostError(message, hint=finding.fix, node=None if finding.node == HERE else finding.node)
 
 
-def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) -> tuple[Finding, ...]:
-    """Run all checks at once, each with its time limit; return findings in order. ConfigError for an unknown node.
+def examine(
+    whole: CheckContext,
+    lacking: Mapping[str, LabError] | None = None,
+    checks: Sequence[Check] = (),
+    *,
+    receive: Receiver = unheard,
+) -> tuple[Finding, ...]:
+    """Run checks, all by default, each with its time limit; return findings in order. ConfigError for unknown nodes.
 
-    On hosts that are ``lacking`` the lab's devices, checks that need them are not run.
+    They run at once. On hosts that are ``lacking`` the lab's devices, checks that need them are not run. ``receive`` gets the findings of
+    each check when it has ended.
     """
     from labctl.backends.docker.checks import engine
 
@@ -270,15 +307,21 @@ def examine(whole: CheckContext, lacking: Mapping[str, LabError] | None = None) 
     whole, hosts = with_engines(whole)
     silent = [engine.silent(host, host.engine_error) for host in hosts if host.engine_error]
     unable = without_devices(hosts, lacking)
-    tasks = [*host_tasks(whole, hosts, lacking), *node_tasks(hosts, lacking)]
-    results = run_with_deadlines([(task.findings, task.check.seconds) for task in tasks])
-    findings: list[Finding] = []
-    for task, result in zip(tasks, results, strict=True):
-        findings += [task.timed_out()] if result is None else result
+    receive([*unable, *silent])
+    checks = checks or (*CHECKS, *NODE_CHECKS)
+    tasks = [*host_tasks(checks, whole, hosts, lacking), *node_tasks(checks, hosts, lacking)]
     names = (HERE, *(host.name for host in hosts))
-    # With a single node to examine: its own findings and those of its host.
-    shown = [finding for finding in findings if finding.node in names or whole.only in ("", finding.node)]
-    return (*unable, *silent, *shown)
+    by_task: dict[int, list[Finding]] = {}
+
+    def done(number: int, result: list[Finding] | None) -> None:
+        """Keep and pass on the findings of a check; with a single node, only its own and those of its host."""
+        found = [tasks[number].timed_out()] if result is None else result
+        by_task[number] = [each for each in found if each.node in names or whole.only in ("", each.node)]
+        receive(by_task[number])
+
+    run_with_deadlines([(task.findings, task.check.seconds) for task in tasks], done=done)
+    in_order = (by_task[number] for number in range(len(tasks)))
+    return (*unable, *silent, *chain.from_iterable(in_order))
 
 
 def with_engines(whole: CheckContext) -> tuple[CheckContext, tuple[CheckContext, ...]]:
@@ -307,10 +350,10 @@ def without_devices(hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabEr
 
 
 def host_tasks(
-    whole: CheckContext, hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError]
+    checks: Sequence[Check], whole: CheckContext, hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError]
 ) -> Iterator[CheckTask]:
-    """Yield the checks of hosts and of the lab as a whole whose needs are met."""
-    for check in CHECKS:
+    """Yield those checks, of hosts and of the lab as a whole, whose needs are met."""
+    for check in (check for check in checks if check.scope != "node"):
         for ctx in hosts if check.scope == "host" else (whole,):
             no_devices = check.lab and ctx.name in lacking
             no_engine = check.engine and ctx.engine_error
@@ -318,11 +361,14 @@ def host_tasks(
                 yield CheckTask(check, ctx)
 
 
-def node_tasks(hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError]) -> Iterator[CheckTask]:
-    """Yield the checks of the running containers, on hosts with an engine and devices."""
-    for host in hosts:
+def node_tasks(
+    checks: Sequence[Check], hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError]
+) -> Iterator[CheckTask]:
+    """Yield those checks of the running containers, on hosts with an engine and devices."""
+    of_nodes = [check for check in checks if check.scope == "node"]
+    for host in hosts if of_nodes else ():
         if host.name not in lacking and not host.engine_error:
-            for container, check in product(host.running, NODE_CHECKS):
+            for container, check in product(host.running, of_nodes):
                 yield CheckTask(check, host, container)
 
 

@@ -46,12 +46,19 @@ def is_hashed(image: str) -> bool:
     return image.startswith((FROM, PACKAGES))
 
 
+def is_unknown(image: str) -> bool:
+    """Tell if an image has a name of labctl's that labctl does not build, so that no registry has it either."""
+    return image.startswith(_OWN) and name_of(image) is None and not is_hashed(image)
+
+
 def how_to_get(image: str) -> str:
     """Return the hint for a missing image that `labctl build` does not make: build --from, unset or pull."""
     if image.startswith(FROM):
         return "labctl build --from IMAGE, with the image that it was made of, or labctl bundle load FILE"
     if image.startswith(PACKAGES):
         return "unset LAB_IMAGE: LAB_PACKAGES, LAB_APT and LAB_DOCKERFILE say what to build"
+    if is_unknown(image):
+        return f"unset LAB_IMAGE, or choose one that labctl builds: {', '.join(map(tag, names()))}"
     return f"docker pull {image}, or unset LAB_IMAGE"
 
 
