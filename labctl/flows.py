@@ -338,7 +338,7 @@ def runs(context: Context, matching: RunFilter | None = None) -> RunList:
     workloads = sorted({run.workload or "" for run in every} - {""})
     if matching and matching.workload and workloads and matching.workload not in workloads:
         context.notice(f"no run of {matching.workload}; there are runs of {', '.join(workloads)}")
-    return RunList(tuple(run for run in every if matching is None or matching.has(run)))
+    return RunList(tuple(run for run in every if matching is None or matching.has(run)), len(every))
 
 
 def prune_runs(context: Context, keep: int) -> PrunedRuns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -198,6 +199,30 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     cells = [list(map(str, row)) for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
+def width_of_stdout() -> int:
+    """Return the columns of the terminal that stdout is; 0 if it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def fitted(columns: Mapping[str, Sequence[str]], width: int, least: Iterable[str] = ()) -> str:
+    """Render a table of the columns that have a text, by head, in ``width`` characters; whole if that is 0.
+
+    If it is wider, columns of ``least`` are left out in turn; then its lines are cut.
+    """
+    shown = {head: cells for head, cells in columns.items() if any(cells)}
+    for head in ("", *least):
+        shown.pop(head, None)
+        text = table(list(shown), zip(*shown.values(), strict=True))
+        if not width or max(map(len, text.splitlines())) <= width:
+            return text
+    return cut(text, width)
+
+
+def cut(text: str, width: int) -> str:
+    """Cut the lines of a text to ``width`` characters, unless that is 0."""
+    return "\n".join(human.shortened(line, width) for line in text.split("\n")) if width else text
 
 
 def figure(metric: Mapping[str, Any], key: str = "value") -> str:

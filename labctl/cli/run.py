@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,7 @@ from labctl.cli.common import (
     context,
 )
 from labctl.cli.next_step import next_step
-from labctl.cli.output import figure, table
+from labctl.cli.output import figure, fitted, printable, table, width_of_stdout, write
 from labctl.config.context import Context
 from labctl.errors import ConfigError, Interrupted
 from labctl.model import COMPLETED, Project, Result
@@ -37,11 +38,12 @@ from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.jobs.request import RunOptions
-    from labctl.records.store import RunSummary
+    from labctl.records.store import RunList, RunSummary
     from labctl.runs.spread import RepeatedRuns, Spread
 
-MAIN = ("loss", "train_loss", "throughput")
-"""Metrics that stand for a run in a list, the first that it has."""
+LOSSES, RATES = ("loss", "train_loss"), ("throughput",)
+"""Metrics of a run in a list: the first of each that it has."""
+CSV_FIELDS = ("run_id", "started", "seconds", "workload", "state", "verdict", "cause", "world_size")
 SHOWN, FOUND, CHANGES = 8, 3, 6
 """Ranks, lines with metrics that were found, and changes of nodes that the text of a result has at most."""
 ARGUMENTS = "labctl.arguments"
@@ -323,6 +325,7 @@ def list_runs(
         typer.Option(metavar="PASS|FAIL|ERROR", case_sensitive=False, help="List only runs with this verdict."),
     ] = None,
     since: Annotated[str, typer.Option(metavar="TIME", help="List only runs since 2d, 3h or 2026-11-25.")] = "",
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with a column for each metric.")] = False,
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
@@ -334,26 +337,108 @@ def list_runs(
     from labctl.records.store import RunFilter
 
     with answering(as_json=json) as output:
+        if csv and json:
+            raise ConfigError("--csv and --json exclude each other", hint="labctl runs --csv")
         run_filter = RunFilter(
             workload=workload, verdict=verdict.value if verdict else "", since=parse_since(since) if since else None
         )
         listed = flows.runs(context(directory, output), run_filter)
-        rows = [
-            (
-                run.run_id,
-                run.state,
-                "-" if run.age is None else human.duration(run.age),
-                ",".join(run.nodes) or "-",
-                run.step or "-",
-                run.outcome or "-",
-                run.cause or "-",
-                "-" if run.seconds is None else human.number(run.seconds),
-                main_metric(run.metrics) or "-",
-            )
-            for run in listed.runs
-        ]
-        head = ("RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS", "METRIC")
-        output.answer(listed, table(head, rows))
+        if csv:
+            write(csv_text(listed.runs), sys.stdout, end="")
+        else:
+            output.answer(listed, list_text(listed, width_of_stdout()))
+
+
+def list_text(listed: RunList, width: int) -> str:
+    """Render a table of runs for a terminal of this width, 0 for none; without runs say that there are none."""
+    if not listed.total:
+        return "no runs yet\nhint: labctl run opt-tiny"
+    if not listed.runs:
+        return f"no matching run; labctl runs lists all {listed.total:,}"
+    now = datetime.now().astimezone()
+    columns = {
+        "RUN": [run.run_id for run in listed.runs],
+        "WHEN": [when(run, now) for run in listed.runs],
+        "WORKLOAD": [run.workload or "" for run in listed.runs],
+        "RESULT": list(map(result_cell, listed.runs)),
+        "LOSS": [metric_cell(run.metrics, LOSSES) for run in listed.runs],
+        **throughput_column(listed.runs),
+        "METRIC": [other_metric(run.metrics) for run in listed.runs],
+        "NODES": [str(len(run.nodes) or "") for run in listed.runs],
+        "TIME": [duration_cell(run) for run in listed.runs],
+    }
+    whole = fitted(columns, 0)
+    if not width or max(map(len, whole.splitlines())) <= width:
+        return whole
+    return fitted(columns | {"RUN": [run.short_id for run in listed.runs]}, width, ("NODES", "TIME"))
+
+
+def when(run: RunSummary, now: datetime) -> str:
+    """Render how long ago a run began; empty if that is not known."""
+    return human.ago((now - datetime.fromisoformat(run.started)).total_seconds()) if run.started else ""
+
+
+def result_cell(run: RunSummary) -> str:
+    """Render a run's verdict and its cause, or the state and step of a run without a result."""
+    return " ".join(filter(None, (run.outcome, run.cause) if run.outcome else (run.state, run.step)))
+
+
+def duration_cell(run: RunSummary) -> str:
+    """Render how long a run took, or has taken so far; empty if that is not known."""
+    seconds = run.age if run.seconds is None else run.seconds
+    return human.duration(seconds) if seconds else ""
+
+
+def metric_cell(metrics: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> str:
+    """Render the value and unit of the first of these metrics that a run has; empty if it has none."""
+    from labctl.records.verdict import final
+
+    metric = next((metrics[name] for name in names if name in metrics), None)
+    return f"{figure(metric, final(metric))} {metric.get('unit', '')}".rstrip() if metric else ""
+
+
+def throughput_column(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
+    """Return the cells of throughput by head, which is the unit if all runs have the same."""
+    rates = [run.metrics.get("throughput", {}) for run in runs]
+    units = {rate["unit"] for rate in rates if rate.get("unit")}
+    if len(units) != 1:
+        return {"THROUGHPUT": [metric_cell(run.metrics, RATES) for run in runs]}
+    return {units.pop().upper(): [figure(rate) if rate else "" for rate in rates]}
+
+
+def other_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """Render the first metric of a run, with its name, if it has neither loss nor throughput; else empty."""
+    if not metrics or any(name in metrics for name in (*LOSSES, *RATES)):
+        return ""
+    name = next(iter(metrics))
+    return f"{name} {metric_cell(metrics, (name,))}"
+
+
+def csv_text(runs: Sequence[RunSummary]) -> str:
+    """Render runs as CSV (RFC 4180): their fields, and a column for each metric, with its unit in the head."""
+    import csv
+    import io
+
+    numbers = [dict(metric_values(run.metrics)) for run in runs]
+    names = dict.fromkeys(chain.from_iterable(numbers))
+    stream = io.StringIO()
+    writer = csv.writer(stream)
+    writer.writerow((*CSV_FIELDS, "nodes", *names))
+    for run, values in zip(runs, numbers, strict=True):
+        fields = (getattr(run, name) for name in CSV_FIELDS)
+        writer.writerow((*fields, " ".join(run.nodes), *map(values.get, names)))
+    return printable(stream.getvalue(), "\r\n")
+
+
+def metric_values(metrics: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Yield the head and the number of each metric, and of the first value of a series."""
+    from labctl.records.verdict import final
+
+    for name, metric in metrics.items():
+        unit = f" ({metric['unit']})" if metric.get("unit") else ""
+        for title, key in ((name, final(metric)), (f"{name} first", "first")):
+            if isinstance(metric.get(key), int | float):
+                yield f"{title}{unit}", metric[key]
 
 
 @runs_command.command("prune", help="Remove the oldest finished runs.")
@@ -382,7 +467,7 @@ def parse_since(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone()
     except ValueError:
-        raise ConfigError(f"--since {text}: no time", hint="--since 2d, 3h, 30m or 2026-11-25") from None
+        raise ConfigError(f"--since: `{text}` is not a time", hint="--since 2d, 3h, 30m or 2026-11-25") from None
 
 
 def show_command(
@@ -481,17 +566,6 @@ def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]
     if step := next_step(result, project):
         rows.append(("next", step))
     return rows
-
-
-def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
-    """Render a run's loss, else throughput, else first metric, as ``loss 2.31``; empty without metrics."""
-    from labctl.records.verdict import final
-
-    name = next((name for name in (*MAIN, *metrics) if name in metrics), "")
-    if not name:
-        return ""
-    metric = metrics[name]
-    return f"{name} {figure(metric, final(metric))} {metric.get('unit', '')}".rstrip() + found_mark(metric)
 
 
 def found_mark(metric: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import re
 import secrets
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -145,6 +146,8 @@ TIMES = "output.times"
 """File with a line per line of the output: its time in seconds since 1970, and its rank or ``-``."""
 MARK, FORMER_MARK = "started", "run.lock"
 """File that marks a run's record from its beginning; and that of earlier records."""
+SHORTEST_ID = 6
+"""Characters of a short id, unless it needs more: the random end of an id."""
 LATEST = 64
 """Runs, the last to begin, of which one may be under way: all may be ten thousand."""
 REACHED = "reached"
@@ -591,6 +594,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """
 
     run_id: str
+    short_id: str = ""
+    """The shortest end of its id that names no other run of the list."""
     state: str
     workload: str | None = None
     verdict: str | None = None
@@ -601,7 +606,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     started: str | None = None
     age: float | None = None
     nodes: tuple[str, ...] = ()
-    """Nodes of a run that is under way."""
+    """Nodes of a run that is under way, or those with ranks of a run that has ended."""
+    world_size: int | None = None
+    """Number of ranks of a run that has ended."""
     step: str = ""
     """The last step or epoch that it printed, such as ``step 12/100``."""
     metrics: Mapping[str, Mapping[str, Any]] = {}
@@ -631,9 +638,10 @@ class RunFilter(Struct, frozen=True, kw_only=True):
 
 
 class RunList(Struct, frozen=True):
-    """The lab's runs, the latest first."""
+    """The lab's runs that match a filter, the latest first, and the number of all runs."""
 
     runs: tuple[RunSummary, ...]
+    total: int
 
 
 def read(lab: Path, run_id: str) -> ShownRun:
@@ -746,7 +754,27 @@ def listing(
     lab: Path, limit: int | None = None, active: Mapping[str, ActiveRun] = MappingProxyType({})
 ) -> tuple[RunSummary, ...]:
     """Return the summaries of the lab's runs, latest first, at most ``limit``; ``active`` as in ``state``."""
-    return tuple(summary(lab, run_id, active) for run_id in ids(lab)[:limit])
+    run_ids = ids(lab)
+    short = short_ids(run_ids)
+    summaries = (summary(lab, run_id, active) for run_id in run_ids[:limit])
+    return tuple(replace(run, short_id=short[run.run_id]) for run in summaries)
+
+
+def short_ids(run_ids: Sequence[str]) -> dict[str, str]:
+    """Map ids to their shortest end, of 6 characters or more, that neither begins nor ends another id."""
+    short: dict[str, str] = {}
+    length, pending = SHORTEST_ID, list(run_ids)
+    while pending:
+        ends = Counter(chain.from_iterable({run_id[:length], run_id[-length:]} for run_id in run_ids))
+        # A word that begins with a dash would be taken for an option.
+        short |= {
+            run_id: end
+            for run_id in pending
+            if len(end := run_id[-length:]) == len(run_id) or (ends[end] == 1 and not end.startswith("-"))
+        }
+        pending = [run_id for run_id in pending if run_id not in short]
+        length += 1
+    return short
 
 
 def ids(lab: Path) -> list[str]:
@@ -792,13 +820,25 @@ def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingPro
     result = read_result(lab, run_id)
     fields = ("workload", "verdict", "outcome", "cause", "seconds", "started")
     values: dict[str, Any] = {name: getattr(result, name, None) for name in fields}
+    values["started"] = values["started"] or began(run_id)
     path, run, now = directory(lab, run_id), active.get(run_id), state(lab, run_id, active)
+    if result and now == "done":
+        nodes = tuple(dict.fromkeys(rank.node for rank in result.ranks))
+        values |= {"nodes": nodes, "world_size": result.world_size, "metrics": result.metrics}
     if now == "done":
-        return RunSummary(run_id=run_id, state=now, metrics=result.metrics if result else {}, **values)
+        return RunSummary(run_id=run_id, state=now, **values)
     values["workload"] = job(path).workload
     if run:
         now, values = "waiting" if run.waits else now, {**values, "nodes": run.nodes, "step": run.step}
     return RunSummary(run_id=run_id, state=now, age=age(path), **values)
+
+
+def began(run_id: str) -> str | None:
+    """Return the ISO time that a run's id begins with; None if it has none."""
+    try:
+        return datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").astimezone().isoformat()
+    except ValueError:
+        return None
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:

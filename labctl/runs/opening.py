@@ -169,11 +169,12 @@ def settings_for(context: Context, workload: str) -> Settings:
 def listing(context: Context) -> tuple[RunSummary, ...]:
     """Return the lab's run summaries, latest first; if some have no result, ask the nodes and judge ended ones."""
     from labctl.records import store
-    from labctl.runs import judge
 
     settings = named_settings(context)
     if not store.unjudged(context.directory):
         return store.listing(context.directory)
+    from labctl.runs import judge
+
     with connected(context, settings=settings, demand=False) as backend:
         return judge.listing(backend)
 

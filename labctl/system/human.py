@@ -57,6 +57,21 @@ def duration(seconds: float) -> str:
     return f"{whole // length} {unit}" + (f" {rest} {smaller}" if rest else "")
 
 
+def ago(seconds: float) -> str:
+    """Format seconds since an event in the largest unit, as ``42s ago``, ``5h ago``, ``yesterday`` or ``12d ago``."""
+    whole = max(0, int(seconds))
+    if SECONDS["d"] <= whole < 2 * SECONDS["d"]:
+        return "yesterday"
+    return f"{age(whole)} ago"
+
+
+def age(seconds: float) -> str:
+    """Format seconds in the largest unit, as ``42s``, ``3m``, ``5h`` or ``12d``."""
+    whole = max(0, int(seconds))
+    unit, length = next(((unit, length) for unit, length in SECONDS.items() if whole >= length), ("s", 1))
+    return f"{whole // length}{unit[0]}"
+
+
 def size(amount: float) -> str:
     """Format bytes of files and images, in decimal units as Docker and the hub do."""
     return _scaled(amount, 1000, ("B", "kB", "MB", "GB", "TB"), 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import os
 import re
@@ -26,8 +27,10 @@ from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.multi import MultiHostEngine
 from labctl.backends.state import ObservedState
 from labctl.cli import exec as commands
+from labctl.cli.run import list_text
 from labctl.errors import HostError
 from labctl.records import store
+from labctl.records.store import RunList, RunSummary
 from labctl.system import process
 from labctl.system.parallel import WIDTH
 from labctl.system.setup import requirements
@@ -468,10 +471,10 @@ def test_workloads_lists_what_can_be_run_and_what_is_broken(labctl: Labctl) -> N
 
 
 def test_runs_of_a_new_lab_are_none(labctl: Labctl) -> None:
-    """Run runs in a new lab: none, and only the table's head."""
+    """Run runs in a new lab: none, and the command that makes one."""
     assert labctl("runs", "--json").document["runs"] == []
-    head = ["RUN", "STATE", "AGE", "NODES", "STEP", "VERDICT", "CAUSE", "SECONDS", "METRIC"]
-    assert labctl("runs").out.split() == head
+    assert labctl("runs").out == "no runs yet\nhint: labctl run opt-tiny\n"
+    assert labctl("runs", "--verdict", "PASS").out == labctl("runs").out
 
 
 def recorded(labctl: Labctl, ago: timedelta, workload: str = "hello", verdict: str = "PASS") -> str:
@@ -491,20 +494,86 @@ def recorded(labctl: Labctl, ago: timedelta, workload: str = "hello", verdict: s
     return run_id
 
 
+SPEED = {"value": 9.5, "unit": "/s"}
+LOSS = {"first": 8.0, "last": 2.25}
+SAMPLES = {"value": 1234.5, "unit": "samples/s"}
+
+
 @pytest.mark.parametrize(
     ("metrics", "shown"),
     [
-        ({"speed": {"value": 9.5, "unit": "/s"}, "loss": {"first": 8.0, "last": 2.25}}, "loss 2.25"),
-        ({"train_loss": {"first": 8.0, "last": 2.25, "found": "name: 1.2", "line": "x"}}, "train_loss 2.25 (found)"),
-        ({"speed": {"value": 9.5, "unit": "/s"}}, "speed 9.5 /s"),
+        ({"speed": SPEED, "loss": LOSS}, ["LOSS  NODES  TIME", "2.25  2      19 s"]),
+        ({"train_loss": LOSS, "throughput": SAMPLES}, ["LOSS  SAMPLES/S  NODES  TIME", "2.25  1,234      2      19 s"]),
+        ({"speed": SPEED}, ["METRIC        NODES  TIME", "speed 9.5 /s  2      19 s"]),
+        ({}, ["NODES  TIME", "2      19 s"]),
     ],
 )
-def test_a_run_is_listed_with_its_loss_or_its_first_metric(labctl: Labctl, metrics: dict[str, Any], shown: str) -> None:
-    """Run runs: the last column is the loss, else the first metric, marked if it was found."""
+def test_a_run_is_listed_with_its_loss_and_throughput_or_its_first_metric(
+    labctl: Labctl, metrics: dict[str, Any], shown: list[str]
+) -> None:
+    """Run runs: loss and throughput with its unit in the head, else the first metric; no column without a value."""
     path = labctl.directory / "runs" / recorded(labctl, timedelta(hours=1)) / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "metrics": metrics}))
-    assert labctl("runs").out.splitlines()[1].endswith(f"  {shown}")
+    ranks = [{"rank": 0, "node": "worker-0"}, {"rank": 1, "node": "worker-1"}]
+    more = {"metrics": metrics, "seconds": 19, "ranks": ranks}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    for line, end in zip(labctl("runs").out.splitlines(), shown, strict=True):
+        assert line.endswith(f"  {end}")
     assert labctl("runs", "--json").document["runs"][0]["metrics"] == metrics
+
+
+def test_throughputs_of_several_units_have_them_beside_them() -> None:
+    """Render two runs with different units of throughput: each has its unit."""
+    runs = [
+        RunSummary(run_id=f"r{number}", state="done", metrics={"throughput": {"value": 5.0, "unit": unit}})
+        for number, unit in enumerate(("samples/s", "GB/s"))
+    ]
+    assert list_text(RunList(tuple(runs), 2), 0).splitlines() == [
+        "RUN  RESULT  THROUGHPUT", "r0   done    5 samples/s", "r1   done    5 GB/s",
+    ]  # fmt: skip
+
+
+def test_a_narrow_terminal_has_short_ids_fewer_columns_and_no_line_that_wraps() -> None:
+    """Render runs for 80, 60 and 30 columns: ids by their ends, then without nodes and time, then cut."""
+    began = (datetime.now().astimezone() - timedelta(minutes=3)).isoformat()
+    common: dict[str, Any] = {"workload": "opt-tiny", "started": began, "nodes": ("worker-0", "worker-1")}
+    failed = RunSummary(
+        run_id="20260102-150405-opt-tiny-c3a223", short_id="c3a223", state="done", outcome="ERROR",
+        cause="rank-crashed", seconds=70, **common,
+    )  # fmt: skip
+    running = RunSummary(
+        run_id="20260102-150407-opt-tiny-0a1b2c", short_id="0a1b2c", state="running", step="step 30/120", age=185,
+        **common,
+    )  # fmt: skip
+    listed = RunList((running, failed), 2)
+    assert list_text(listed, 0) == list_text(listed, 100)
+    assert list_text(listed, 0).splitlines()[2].split()[:3] == [failed.run_id, "3m", "ago"]
+    assert (
+        list_text(listed, 80)
+        == """\
+RUN     WHEN    WORKLOAD  RESULT               NODES  TIME
+0a1b2c  3m ago  opt-tiny  running step 30/120  2      3 min 5 s
+c3a223  3m ago  opt-tiny  ERROR rank-crashed   2      70 s"""
+    )
+    assert list_text(listed, 50).splitlines()[1:] == [
+        "0a1b2c  3m ago  opt-tiny  running step 30/120", "c3a223  3m ago  opt-tiny  ERROR rank-crashed",
+    ]  # fmt: skip
+    assert list_text(listed, 30).splitlines()[1] == "0a1b2c  3m ago  opt-tiny  r..."
+
+
+def test_runs_as_csv_have_a_column_for_each_metric(labctl: Labctl) -> None:
+    """Run runs --csv: whole ids, ISO times, quotes where a value needs them, metrics that some runs have."""
+    first, second = (recorded(labctl, timedelta(hours=hours)) for hours in (2, 1))
+    for run_id, metrics in ((first, {"loss": LOSS, 'a "b", c': SPEED}), (second, {"throughput": SAMPLES})):
+        path = labctl.directory / "runs" / run_id / "result.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "metrics": metrics, "world_size": 2}))
+    answer = labctl("runs", "--csv")
+    assert '"a ""b"", c (/s)"' in answer.out
+    rows = list(csv.DictReader(answer.out.splitlines()))
+    assert [row["run_id"] for row in rows] == [second, first]
+    assert datetime.fromisoformat(rows[0]["started"]).strftime("%Y%m%d-%H%M%S") == second[:15]
+    assert (rows[0]["throughput (samples/s)"], rows[0]["loss"], rows[0]["world_size"]) == ("1234.5", "", "2")
+    assert (rows[1]["loss"], rows[1]["loss first"], rows[1]['a "b", c (/s)']) == ("2.25", "8.0", "9.5")
+    assert labctl("runs", "--csv", "--json").code == 2
 
 
 def test_runs_are_chosen_by_workload_verdict_and_time(labctl: Labctl) -> None:
@@ -526,13 +595,14 @@ def test_runs_are_chosen_by_workload_verdict_and_time(labctl: Labctl) -> None:
     assert listed("--workload", "hello", "--verdict", "PASS", "--since", "7d") == [old]
     none = labctl("runs", "--workload", "helo")
     assert (none.code, none.err) == (0, "no run of helo; there are runs of hello, opt-tiny\n")
+    assert none.out == "no matching run; labctl runs lists all 3\n"
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2w", "-2d", "2026-13-01", "d"])
 def test_what_is_no_time_is_refused(labctl: Labctl, text: str) -> None:
     """Run runs with an invalid --since: exit code 2 names it."""
     answer = labctl("runs", f"--since={text}")
-    assert (answer.code, f"--since {text}: no time" in answer.err) == (2, True)
+    assert (answer.code, f"--since: `{text}` is not a time" in answer.err) == (2, True)
 
 
 def test_prune_removes_the_oldest_runs_and_names_them(labctl: Labctl) -> None:

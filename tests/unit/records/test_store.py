@@ -209,6 +209,17 @@ def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Pat
     assert store.listing(tmp_path / "nowhere") == ()
 
 
+def test_a_short_id_is_the_end_of_an_id_that_names_no_other_run() -> None:
+    """Short ids have six characters, or as many more as neither begin nor end another id, and no dash first."""
+    assert store.short_ids(["20260102-150405-hello-3fa2c1", "20260102-150406-hello-93bd42"]) == {
+        "20260102-150405-hello-3fa2c1": "3fa2c1",
+        "20260102-150406-hello-93bd42": "93bd42",
+    }
+    alike = ["20260102-150405-hello-3fa2c1", "20260102-150406-train-3fa2c1", "20260102-150407-train-202601", "r1"]
+    short = store.short_ids(alike)
+    assert [short[run_id] for run_id in alike] == ["o-3fa2c1", "n-3fa2c1", "n-202601", "r1"]
+
+
 def test_ranks_are_those_that_reported_in_behind_any_prefix() -> None:
     """Read the reports of ranks behind prefixes: rank and node of each."""
     lines = [

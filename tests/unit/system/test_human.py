@@ -28,6 +28,23 @@ def test_a_number_has_four_digits_or_is_an_integer(value: float | None, text: st
     assert human.number(value) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0s ago"),
+        (59.9, "59s ago"),
+        (60, "1m ago"),
+        (3 * 3600 + 59, "3h ago"),
+        (86400, "yesterday"),
+        (2 * 86400 - 1, "yesterday"),
+        (12 * 86400, "12d ago"),
+    ],
+)
+def test_the_time_since_an_event_is_in_its_largest_unit(seconds: float, text: str) -> None:
+    """Format seconds since an event: one unit, rounded down; ``yesterday`` for one day."""
+    assert human.ago(seconds) == text
+
+
 def test_a_span_is_the_lowest_and_the_highest_number() -> None:
     """Format the span of numbers: lowest to highest, one number alone."""
     assert human.span([141.03, 98.1, 100]) == "98.1 to 141"
