@@ -382,8 +382,8 @@ def report(context: Context, named: Sequence[str], out: Path | None = None) -> W
     if len(named) == 1 and named[0].endswith(".csv"):
         return reports.write_csv(Path(named[0]), out or context.directory / "reports" / Path(named[0]).stem)
     runs = opening.records(context, named)
-    directory = out or context.directory / "reports" / reports.name_of(runs)
-    return reports.write(directory.absolute(), reports.of_runs(context.directory, runs))
+    directory = (out or reports.directory_of(context.directory, runs)).absolute()
+    return reports.write(directory, reports.of_runs(context.directory, runs, directory))
 
 
 def export(context: Context, run: str, *, tensorboard: Path | None = None, junit: Path | None = None) -> ExportedRun:

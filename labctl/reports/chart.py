@@ -36,7 +36,7 @@ STYLES: tuple[tuple[str, tuple[float, ...] | tuple[None, None], str], ...] = (
 _WIDTH, _ROW, _FRAME, _CURVE = 4.2, 0.23, 0.5, 2.6
 # Placeholders of the page's CSS variables, which differ in dark mode and in print.
 _INK, _GRID, _GOOD, _BAD = "#1f2328", "#d0d7de", "#0072b2", "#b54708"
-_COLORS = {_INK: "var(--ink)", _GRID: "var(--line)", _GOOD: "var(--good)", _BAD: "var(--bad)"}
+_COLORS = {_INK: "var(--ink)", _GRID: "var(--line)", _GOOD: "var(--bar)", _BAD: "var(--bad)"}
 
 
 class Bar(Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,19 +10,21 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from statistics import mean, median
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import quote
 
 from msgspec import Struct
 
 from labctl.errors import ConfigError
-from labctl.model import CriterionResult, Result
+from labctl.jobs import code
+from labctl.model import CriterionResult, Metric, Result
 from labctl.records import last_words, metrics, places, store, straggler, verdict
 from labctl.records.metrics import Sample
 from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
 from labctl.reports.page import render
-from labctl.runs import compare
-from labctl.runs.compare import Comparison, RecordedRun, redact_fact
+from labctl.runs import compare, series
+from labctl.runs.compare import Comparison, RecordedRun
 from labctl.runs.series import step_times
 from labctl.system import files, human
 
@@ -34,6 +37,21 @@ LONGEST_LINE = 500
 """Characters of a line of the log to show."""
 TAIL = 4 << 20
 """Bytes at the end of the log to search for the cause."""
+MAIN = ("throughput", "loss", "train_loss")
+"""Metrics of the headline, those that a run has."""
+FEW = 2
+"""Metrics of the headline of a run that has none of MAIN."""
+SHARED = ("samples/s", "tokens/s", "images/s")
+"""Units of rates to which every rank adds its part."""
+FILES = {
+    store.OUTPUT: "output.log",
+    "ranks": "output of each rank",
+    "work": "code",
+    code.DIFFERENCE: "changes since its commit",
+    store.EVIDENCE: "debug bundle",
+    store.RESULT: "result.json",
+}
+"""Files and folders of a record that the page links, with their name on it."""
 # Step times in the output of a rank, as ``step time: 182 ms``.
 STEP_TIME = re.compile(r"(?:step[ _-]?time|time per step)[ =:]+(\d+(?:\.\d+)?) ?(ms|s)?\b", re.IGNORECASE)
 
@@ -51,7 +69,15 @@ class Section(Struct, frozen=True):
     """A run on the page; ``label`` is empty for a single run."""
 
     label: str
-    result: Result
+    run: RecordedRun
+    headline: tuple[str, ...]
+    """Main figures, nodes and duration."""
+    path: str
+    """Directory of its record."""
+    folder: str
+    """The same, relative to the page."""
+    links: Mapping[str, str]
+    """Files of its record, relative to the page, by their name on it."""
     cause: str
     """Lines of the log with the cause of a failure; empty if that is a criterion."""
     missed: str
@@ -60,6 +86,11 @@ class Section(Struct, frozen=True):
     """Last lines of the log."""
     late: str
     """Sentence on the node that the others waited for; empty if there is none."""
+
+    @property
+    def result(self) -> Result:
+        """Return the run's result."""
+        return self.run.result
 
 
 class Report(Struct, frozen=True):
@@ -99,15 +130,24 @@ def name_of(runs: Sequence[RecordedRun]) -> str:
     return f"{first}-and-{others}-more" if others else first
 
 
-def of_runs(lab: Path, runs: Sequence[RecordedRun]) -> Report:
-    """Return the report of runs, finished or not; of several, with a comparison of their settings and metrics."""
+def directory_of(lab: Path, runs: Sequence[RecordedRun]) -> Path:
+    """Return the usual directory of a report of these runs."""
+    return lab / "reports" / name_of(runs)
+
+
+def of_runs(lab: Path, runs: Sequence[RecordedRun], out: Path | None = None) -> Report:
+    """Return the report of runs, finished or not; of several, with a comparison of their settings and metrics.
+
+    The page is for the directory ``out``, from which it links the runs' files.
+    """
+    beside = out or directory_of(lab, runs)
     compared = compare.compare(runs)
     labels = _labels(compared) if len(runs) > 1 else dict.fromkeys(compared.groups[0].runs, ("", ""))
     by_label = {labels[run.result.run_id]: run for run in runs}
     paths = {label: store.directory(lab, run.result.run_id) for label, run in by_label.items()}
     tracks = {label: samples.read(path) for label, path in paths.items()}
     times = {label[-1]: rank_times(lab, run.result) for label, run in by_label.items()}
-    sections = [_section(label[-1], run, paths[label]) for label, run in by_label.items()]
+    sections = [_section(label[-1], run, paths[label], beside) for label, run in by_label.items()]
     by_id = {run.result.run_id: run for run in runs}
     return _report(
         "runs.html.j2",
@@ -120,7 +160,8 @@ def of_runs(lab: Path, runs: Sequence[RecordedRun]) -> Report:
         checks=_checks(sections, only_missed=len(runs) > 1),
         metrics=_at_end(compared),
         found_in=_found_in(compared),
-        environments=[(group.name, *_environment(by_id[group.runs[0]].facts)) for group in compared.groups],
+        remarks=_remarks(runs[0]) if len(runs) == 1 else {},
+        environments=[(group.name, _environment(by_id[group.runs[0]].facts)) for group in compared.groups],
     )
 
 
@@ -204,11 +245,70 @@ def _labels(compared: Comparison) -> dict[str, Label]:
     return labels
 
 
-def _environment(facts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a run's redacted facts in two parts: the main ones, and its settings and files."""
-    redacted = {name: redact_fact(name, value) for name, value in facts.items()}
-    main = {name: value for name, value in redacted.items() if not (name.isupper() or name.startswith("file "))}
-    return main, {name: value for name, value in redacted.items() if name not in main}
+def _environment(facts: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return a run's redacted facts in parts by title: the main ones, with an empty title, come first."""
+    parts: dict[str, dict[str, str]] = {"": {}}
+    for name, value in compare.redacted(facts).items():
+        parts.setdefault(_part(name), {})[name] = value
+    return {title and human.count(len(part), title): part for title, part in parts.items()}
+
+
+def _part(fact: str) -> str:
+    """Return the title of the part that a fact is in; empty for the main facts."""
+    if fact.isupper():
+        return "setting"
+    kind = fact.partition(" ")[0]
+    return kind if kind in ("file", "package") else ""
+
+
+# --- figures -------------------------------------------------------------------------------------------------
+
+
+def _headline(result: Result) -> Iterator[str]:
+    """Yield a run's main figures, its nodes and its duration, as ``208.6 samples/s`` and ``loss 8.12 → 4.87``."""
+    names = [name for name in MAIN if name in result.metrics] or list(result.metrics)[:FEW]
+    yield from (_figure(name, result.metrics[name]) for name in names)
+    if nodes := {rank.node for rank in result.ranks}:
+        yield human.count(len(nodes), "node")
+    yield human.duration(result.seconds)
+
+
+def _figure(name: str, metric: Mapping[str, Any]) -> str:
+    """Render a metric's value, or first and last, with unit and name; a throughput's unit names it."""
+    value = human.number(metric.get(verdict.final(metric)))
+    if "first" in metric:
+        value = f"{human.number(metric['first'], 3)} → {human.number(metric['last'], 3)}"
+    text = f"{value} {metric.get('unit', '')}".rstrip()
+    return text if name == "throughput" and metric.get("unit") else f"{name} {text}"
+
+
+def _remarks(run: RecordedRun) -> dict[str, str]:
+    """Return, for each metric by name, how its value was made of what was printed, and a rank's part of a rate."""
+    return {name: ", ".join(_remarks_on(name, metric, run)) for name, metric in run.result.metrics.items()}
+
+
+def _remarks_on(name: str, metric: Mapping[str, Any], run: RecordedRun) -> Iterator[str]:
+    """Yield a metric's first value, what it is the median or such of, and its part per rank."""
+    if "first" in metric:
+        yield f"{human.number(metric['first'])} at the start"
+    declared = run.declared.get(name)
+    if declared and (kept := run.series.get(name, ())[declared.skip :]):
+        yield from _reduction(declared, kept)
+    value, ranks = metric.get(verdict.final(metric)), run.result.world_size
+    if run.unit(name) in SHARED and value is not None and ranks > 1:
+        yield f"{human.number(value / ranks)} per rank"
+
+
+def _reduction(metric: Metric, kept: Sequence[Sample]) -> Iterator[str]:
+    """Yield what values a metric was reduced from, as ``median of steps 4 to 120``; nothing if it is one of them."""
+    if metric.reduce in ("first", "last", "first-last") or len(kept) < 2:
+        return
+    first, last = kept[0].step, kept[-1].step
+    # The samples of a long run were thinned: their beginning is not where the reduced ones begin.
+    if first is not None and last is not None and len(kept) < series.MOST // 2:
+        yield f"{metric.reduce} of steps {first:,} to {last:,}"
+    else:
+        yield metric.reduce + (f" without the first {metric.skip}" if metric.skip else "")
 
 
 # --- charts --------------------------------------------------------------------------------------------------
@@ -263,10 +363,10 @@ def _curves(runs: Mapping[Label, RecordedRun]) -> Iterator[Picture]:
     """Yield a chart of each metric printed during the runs, loss first, and one of the step times."""
     names = dict.fromkeys(chain.from_iterable(run.series for run in runs.values()))
     for name in sorted(names, key=lambda name: name != "loss"):
-        series = {label: run.series.get(name, ()) for label, run in runs.items()}
+        by_run = {label: run.series.get(name, ()) for label, run in runs.items()}
         unit = next((run.unit(name) for run in runs.values() if name in run.series), "")
-        axis = _axis(chain.from_iterable(series.values()), unit)
-        lines = _lines((label, _points(of_run, axis)) for label, of_run in series.items())
+        axis = _axis(chain.from_iterable(by_run.values()))
+        lines = _lines((label, _points(of_run, axis)) for label, of_run in by_run.items())
         yield from _picture(name, lines, axis, unit)
     yield from _picture("time of a step", _lines((label, _steps(run)) for label, run in runs.items()), "step", "s")
 
@@ -274,25 +374,21 @@ def _curves(runs: Mapping[Label, RecordedRun]) -> Iterator[Picture]:
 Axis = Literal["step", "seconds", "value"]
 
 
-def _axis(series: Iterable[Sample], unit: str) -> Axis:
-    """Return a metric's x axis: time for rates, else steps, else time, if all samples have it; else their number."""
-    of_all = list(series)
-    timed = all(sample.seconds is not None for sample in of_all)
-    # Over time, as the samples of the machine are, to be compared with them.
-    if timed and unit.endswith("/s"):
-        return "seconds"
+def _axis(samples: Iterable[Sample]) -> Axis:
+    """Return a metric's x axis: steps, else time, if all samples have it; else their number."""
+    of_all = list(samples)
     if all(sample.step is not None for sample in of_all):
         return "step"
-    return "seconds" if timed else "value"
+    return "seconds" if all(sample.seconds is not None for sample in of_all) else "value"
 
 
-def _points(series: Sequence[Sample], axis: Axis) -> Points:
+def _points(samples: Sequence[Sample], axis: Axis) -> Points:
     """Return the values of a metric along an axis."""
     if axis == "step":
-        return [(float(sample.step or 0), sample.value) for sample in series]
+        return [(float(sample.step or 0), sample.value) for sample in samples]
     if axis == "seconds":
-        return [(float(sample.seconds or 0), sample.value) for sample in series]
-    return [(float(number), sample.value) for number, sample in enumerate(series, 1)]
+        return [(float(sample.seconds or 0), sample.value) for sample in samples]
+    return [(float(number), sample.value) for number, sample in enumerate(samples, 1)]
 
 
 def _steps(run: RecordedRun) -> Points:
@@ -386,15 +482,26 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
 # --- log -----------------------------------------------------------------------------------------------------
 
 
-def _section(label: str, run: RecordedRun, path: Path) -> Section:
-    """Read the end of a run's log; return last lines, a failure's cause, lines of missed metrics and a late node."""
+def _section(label: str, run: RecordedRun, path: Path, beside: Path) -> Section:
+    """Read the end of a run's log; return its headline, links, last lines, cause, missed metrics and late node."""
     result, lines = run.result, store.last_lines(path / store.OUTPUT, TAIL)
     failed = result.verdict != "PASS" and result.cause != "criteria"
     cause = last_words.cause_of(result, lines) if failed else []
     missed = _missed(run, lines)
     late = straggler.sentence(result.straggler) if result.straggler else ""
-    last = _excerpt(lines[-EXCERPT:])
-    return Section(label, result, cause=_excerpt(cause), missed=_excerpt(missed), last=last, late=late)
+    folder = quote(os.path.relpath(path, beside))
+    return Section(
+        label,
+        run,
+        headline=tuple(_headline(result)),
+        path=str(path),
+        folder=folder,
+        links={title: f"{folder}/{name}" for name, title in FILES.items() if (path / name).exists()},
+        cause=_excerpt(cause),
+        missed=_excerpt(missed),
+        last=_excerpt(lines[-EXCERPT:]),
+        late=late,
+    )
 
 
 def _missed(run: RecordedRun, lines: Sequence[str]) -> Iterator[str]:

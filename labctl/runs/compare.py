@@ -14,15 +14,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.config.settings import sounds_secret
-from labctl.jobs import program
-from labctl.jobs.request import RunOptions
 from labctl.model import Metric, Project, Result
 from labctl.records import store
 from labctl.records.metrics import Sample
-from labctl.runs import series, spread
+from labctl.runs import origin, series, spread
 from labctl.runs.spread import Effect, Spread
 from labctl.system import files
-from labctl.system.decode import convert
 
 CODE = (".py", ".sh")
 """Suffixes of files in a run's ``work/`` that are compared beside the script: ranks write other files there too."""
@@ -38,7 +35,11 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     result: Result
     target: str
     """Its workload, ``--script FILE``, ``-m MODULE`` or ``-- COMMAND``, as `labctl run` takes it."""
+    command: str
+    """The command line that repeats it, as far as it is recorded; else empty."""
     facts: Mapping[str, str]
+    origin: Mapping[str, str]
+    """Arguments, image, nodes, hosts, devices and code, for people."""
     declared: Mapping[str, Metric]
     series: Mapping[str, Sequence[Sample]]
 
@@ -84,22 +85,16 @@ class Comparison(Struct, frozen=True, kw_only=True):
 def read(lab: Path, result: Result) -> RecordedRun:
     """Read an ended run's record: what it is, facts, declared metrics and samples by metric."""
     path = store.directory(lab, result.run_id)
+    request, facts = store.job(path).request, _facts(path, result)
     return RecordedRun(
         result=result,
-        target=_target(path, result),
-        facts=_facts(path, result),
+        target=origin.target(request or {}, result.workload),
+        command=origin.command(request, _document(path / "settings.json") or ()),
+        facts=facts,
+        origin=origin.rows(path, redacted(facts), _mapping(path / "versions.json")),
         declared={metric.name: metric for metric in store.workload(path).metrics},
         series=series.by_metric(series.read(lab, result.run_id)),
     )
-
-
-def _target(path: Path, result: Result) -> str:
-    """Return what to give `labctl run` to run it again: the workload, or `--script FILE` and the like."""
-    request = store.job(path).request or {}
-    options = convert(request.get("options") or {}, RunOptions)
-    if request.get("workload") or not (options.script or options.module or options.command):
-        return request.get("workload") or result.workload
-    return program.text(options)
 
 
 def compare(runs: Sequence[RecordedRun]) -> Comparison:
@@ -182,6 +177,11 @@ def redact_fact(name: str, value: str) -> str:
     """Return a fact's value, or REDACTED if its name sounds secret and it is not empty; versions of packages stay."""
     secret = sounds_secret(name) and not name.startswith(PACKAGE)
     return store.REDACTED if value and secret else value
+
+
+def redacted(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return facts with the values of those that sound secret replaced."""
+    return {name: redact_fact(name, value) for name, value in facts.items()}
 
 
 def _group(name: str, results: Sequence[Result]) -> Group:

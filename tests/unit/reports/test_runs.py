@@ -11,7 +11,9 @@ import pytest
 from support import records
 
 from labctl.errors import ConfigError
+from labctl.model import Metric, Reduce
 from labctl.records import store
+from labctl.records.metrics import Sample
 from labctl.reports import runs, samples
 from labctl.reports.runs import Report
 from labctl.runs import compare
@@ -62,6 +64,74 @@ def test_a_report_has_the_verdict_the_curves_the_machine_the_ranks_the_log_and_t
     assert all(picture.startswith(b"\x89PNG") for picture in made.pictures.values())
 
 
+def test_the_page_begins_with_the_workload_its_verdict_and_its_main_figures(tmp_path: Path) -> None:
+    """Report a run: name and verdict are the heading, then rate, loss, nodes and time, the sentence last."""
+    records.write(tmp_path, FIRST, losses=[8.119, 4.8749], throughput=208.604)
+    header = report(tmp_path, FIRST).html.partition("<header")[2].partition("</header>")[0]
+    assert '<h1>opt-tiny <span class="status completed">completed</span></h1>' in header
+    figures = re.findall("<li>(.*?)</li>", header)
+    assert figures == ["208.6 samples/s", "loss 8.12 → 4.87", "2 nodes", "23 s"]
+    assert header.index("All criteria met") > header.index("23 s")
+
+
+def test_the_headline_of_a_run_without_loss_and_throughput_has_its_first_metrics(tmp_path: Path) -> None:
+    """Report a run with other metrics: the first two are in the headline, with their names."""
+    metrics = {name: {"value": 2, "unit": "ranks"} for name in ("answers", "late", "third")}
+    records.write(tmp_path, FIRST, metrics=metrics)
+    assert "<li>answers 2 ranks</li>\n<li>late 2 ranks</li>\n<li>2 nodes" in report(tmp_path, FIRST).html
+
+
+def test_what_ran_and_where_its_files_are_come_before_the_figures_and_packages_are_folded(tmp_path: Path) -> None:
+    """Report a run: command, arguments and links stand above the figures, packages in a closed part at the end."""
+    request = {"workload": "opt-tiny", "options": {"arguments": [["steps", "40"]]}}
+    versions = {"packages": {"torch": "2.4"}, "image_id": "sha256:1d7aa7a765045565"}
+    records.write(tmp_path, FIRST, throughput=24.8, request=request, versions=versions, arguments=("--steps", "40"))
+    page = report(tmp_path, FIRST).html
+    run = page.partition("<h2>Run</h2>")[2].partition("<h2>Figures</h2>")[0]
+    assert "<span>labctl</span> <span>run</span> <span>opt-tiny</span> <span>--set</span> <span>steps=40</span>" in run
+    assert "<span>--steps</span> <span>40</span>" in run
+    assert "labctl/cpu (1d7aa7a76504)" in run
+    assert f'<a href="../../runs/{FIRST}/output.log">output.log</a>' in run
+    assert re.search("<summary>1 package</summary>.*package torch", page, re.DOTALL)
+
+
+def test_a_page_elsewhere_links_the_files_of_the_run(tmp_path: Path) -> None:
+    """Report into another folder, whose path has a blank: the links lead back to the record."""
+    records.write(tmp_path / "my lab", FIRST)
+    result = store.read_result(tmp_path / "my lab", FIRST)
+    assert result
+    made = runs.of_runs(tmp_path / "my lab", [compare.read(tmp_path / "my lab", result)], tmp_path / "out")
+    assert f'href="../my%20lab/runs/{FIRST}/output.log"' in made.html
+
+
+def test_a_figure_says_what_it_is_the_median_of_and_its_part_per_rank(tmp_path: Path) -> None:
+    """Report rates of two ranks: the steps that count, the part of each rank; of a loss its first value."""
+    records.write(tmp_path, FIRST, losses=[8.0, 7.0], tokens=[100.0, 110.0, 120.0], throughput=25.0)
+    page = report(tmp_path, FIRST).html
+    assert '<span class="dim">mean of steps 1 to 3, 55 per rank</span>' in page
+    assert '<span class="dim">12.5 per rank</span>' in page
+    assert '<span class="dim">8 at the start</span>' in page
+
+
+@pytest.mark.parametrize(
+    ("reduce", "skip", "steps", "text"),
+    [
+        ("median", 3, [4, 5, 120], ["median of steps 4 to 120"]),
+        ("max", 2, [None, None], ["max without the first 2"]),
+        ("max", 0, [None, None], ["max"]),
+        ("median", 3, [4], []),
+        ("last", 0, [1, 2], []),
+    ],
+)
+def test_a_reduction_is_said_with_the_steps_that_count(
+    reduce: Reduce, skip: int, steps: list[int | None], text: list[str]
+) -> None:
+    """Render reductions of several values, with and without steps; one of a single value is not said."""
+    metric = Metric(name="tokens", pattern="(x)", reduce=reduce, skip=skip)
+    kept = [Sample(metric="tokens", step=step, seconds=None, value=1.0) for step in steps]
+    assert list(runs._reduction(metric, kept)) == text
+
+
 def test_ranks_that_print_steps_but_no_times_are_charted_by_when_they_printed_them(tmp_path: Path) -> None:
     """Report ranks that print steps without times: their times come from output.times."""
     path = records.write(tmp_path, FIRST)
@@ -97,12 +167,14 @@ def test_ranks_whose_steps_came_at_once_have_no_times(tmp_path: Path) -> None:
     assert titles(report(tmp_path, FIRST)) == []
 
 
-def test_rates_are_drawn_over_time_and_losses_over_steps(tmp_path: Path) -> None:
-    """Report losses and tokens: losses over steps, rates over seconds."""
-    records.write(tmp_path, FIRST, losses=LOSSES, tokens=[100.0, 110.0, 105.0])
-    loss, tokens = (part.partition("</svg>")[0] for part in report(tmp_path, FIRST).html.split("<svg")[1:3])
-    assert (">step<" in loss, ">seconds<" in loss) == (True, False)
-    assert (">step<" in tokens, ">seconds<" in tokens) == (False, True)
+@pytest.mark.parametrize(
+    ("step", "seconds", "axis"), [(1, 2.0, "step"), (None, 2.0, "seconds"), (None, None, "value"), (1, None, "step")]
+)
+def test_a_metric_is_drawn_over_steps_where_they_are_known_else_over_time(
+    step: int | None, seconds: float | None, axis: str
+) -> None:
+    """Choose the x axis of samples with or without steps and times."""
+    assert runs._axis([Sample(metric="tokens", step=step, seconds=seconds, value=1.0)]) == axis
 
 
 def test_a_page_fetches_and_runs_nothing_and_what_a_log_says_stays_text(tmp_path: Path) -> None:
@@ -115,7 +187,9 @@ def test_a_page_fetches_and_runs_nothing_and_what_a_log_says_stays_text(tmp_path
     (path / "samples").mkdir()
     (path / "samples/<b>.csv").write_text("seconds (s),<i>cpu</i> (%)\n0,1\n1,2\n")
     page = report(tmp_path, FIRST).html
-    assert not re.search(r'<(script|img|b|i|link|iframe)\b|href="(?!#)|<[^>]* src=|url\((?!#)|@import', page)
+    assert not re.search(
+        r'<(script|img|b|i|link|iframe)\b|href="(?!#|\.\./\.\./runs/20261125)|<[^>]* src=|url\((?!#)|@import', page
+    )
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
     assert page.count("&lt;script&gt;alert(1)") >= 3
 
