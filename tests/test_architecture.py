@@ -231,14 +231,14 @@ def test_only_a_backend_and_the_commands_that_are_its_own_know_a_backend() -> No
 
 
 def test_the_documents_have_these_rings() -> None:
-    """docs/develop.md lists RINGS, ring by ring."""
-    text = (PACKAGE.parent / "docs/develop.md").read_text(encoding="utf-8")
+    """docs/dev/develop.md lists RINGS, ring by ring."""
+    text = (PACKAGE.parent / "docs/dev/develop.md").read_text(encoding="utf-8")
     assert "\n".join(f"      {', '.join(ring)}" for ring in RINGS) in text
 
 
 def test_the_documents_name_each_member_of_a_backend() -> None:
-    """docs/develop.md names each method of the protocol Backend."""
-    text = (PACKAGE.parent / "docs/develop.md").read_text(encoding="utf-8")
+    """docs/dev/develop.md names each method of the protocol Backend."""
+    text = (PACKAGE.parent / "docs/dev/develop.md").read_text(encoding="utf-8")
     adding = text.partition("**A backend**")[2].partition("**A launcher:**")[0]
     classes = [node for node in tree(PACKAGE / "backends/__init__.py").body if isinstance(node, ast.ClassDef)]
     (protocol,) = [node for node in classes if node.name == "Backend"]

@@ -236,7 +236,7 @@ def _buckets(training: Training, model: Model) -> tuple[MemoryItem, ...]:
 
 
 PROCESS = 435 * 2**20
-"""Bytes of Python, torch, DeepSpeed and transformers in a CPU rank without a model: docs/figures.md."""
+"""Bytes of Python, torch, DeepSpeed and transformers in a CPU rank without a model: docs/dev/figures.md."""
 ALLREDUCE = 500_000_000
 """MEMORY_OPT_ALLREDUCE_SIZE of deepspeed/runtime/engine.py, in elements."""
 RECOMPUTE = "Korthikanti et al. 2022 (Reducing Activation Recomputation), section 4.1"
@@ -249,7 +249,7 @@ def lines(training: Training) -> tuple[MemoryItem, ...]:
     """
     process = PROCESS if training.accelerator == "cpu" else 0
     held = (
-        replace(always("Python, torch, DeepSpeed", "constant", "measured, docs/figures.md", process), build=process),
+        replace(always("Python, torch, DeepSpeed", "constant", "measured, figures.md", process), build=process),
         *summed(line for model in training.models for line in held_lines(training, model)),
     )
     if training.task == "rlhf":

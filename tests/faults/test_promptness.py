@@ -1,4 +1,4 @@
-"""Time limits of ending runs and labs, as in docs/failures.md, on an idle machine."""
+"""Time limits of ending runs and labs, as in docs/dev/failures.md, on an idle machine."""
 
 from __future__ import annotations
 

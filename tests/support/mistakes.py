@@ -1,17 +1,17 @@
-"""Mistakes that new users make, and labctl's answers: docs/mistakes.md as data."""
+"""Mistakes that new users make, and labctl's answers: docs/dev/mistakes.md as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs/mistakes.md"
+PAGE = Path(__file__).parents[2] / "docs/dev/mistakes.md"
 WORKLOAD = "description: my own\nlauncher: torchrun\nscript: train.py\ntimeout: 60s\n"
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake and labctl's answer, a row of docs/mistakes.md; ``says`` and ``hint`` are parts of the output."""
+    """A mistake and labctl's answer, a row of docs/dev/mistakes.md; ``says`` and ``hint`` are parts of the output."""
 
     what: str
     typed: str
@@ -254,6 +254,6 @@ parser.parse_args()
 
 
 def table() -> str:
-    """Render the Markdown table of docs/mistakes.md."""
+    """Render the Markdown table of docs/dev/mistakes.md."""
     head = "| What | Typed, or in `.env` | Exit code | labctl says | and | It costs |\n|" + " --- |" * 6 + "\n"
     return head + "".join(f"{mistake.row}\n" for mistake in (*TYPED, *STARTED))

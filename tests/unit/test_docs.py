@@ -17,8 +17,8 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_the_tests_that_a_page_names_are_there() -> None:
-    """Read docs/failures.md: every test that it names exists, and there are more than 50."""
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (TESTS.parent / "docs/failures.md").read_text(encoding="utf-8"))
+    """Read docs/dev/failures.md: every test that it names exists, and there are more than 50."""
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (TESTS.parent / "docs/dev/failures.md").read_text(encoding="utf-8"))
     assert len(named) > 50
     lacking = [
         f"{file}::{name}"

@@ -52,7 +52,7 @@ def test_a_sharded_training_takes_what_deepspeed_estimates_for_the_device() -> N
 
 def test_an_offloaded_parameter_takes_20_bytes_of_the_host_that_pins_nothing() -> None:
     """Plan an offloaded CPU training: 20 bytes per parameter on the host."""
-    # In the measurement of docs/figures.md 20.5.
+    # In the measurement of docs/dev/figures.md 20.5.
     offloaded = planned(1, accelerator="cpu", offload_optimizer=True, offload_parameters=True)
     on_host = [line for line in memory.lines(offloaded) if line.location == "host"]
     assert sum(line.step for line in on_host) == 20 * P
