@@ -11,6 +11,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from labctl.cli.help import listed, page_width, wrapped
 from labctl.cli.output import Output, say, write
 from labctl.errors import ConfigError, Interrupted, OutputClosed
 
@@ -22,14 +23,14 @@ COMMANDS = {
     "init": ("host", "create a lab directory: .env, hosts.txt, hostfiles and workloads"),
     "setup": ("host", "install Docker Engine, buildx and compose on this host"),
     "doctor": ("host", "diagnose hosts, Docker and the lab, and suggest fixes"),
-    "health": ("health", "tell whether the hosts are fit to run: hardware, links, kernel, disks, clocks"),
-    "devices": ("devices", "list accelerators, cores and fabrics of the hosts, and the node of each"),
+    "health": ("health", "check that hosts are fit to run: hardware, kernel, disks, clocks"),
+    "devices": ("devices", "list accelerators, cores and fabrics, and the node of each"),
     "config": ("host", "show effective settings and their origin"),
     "render": ("lab", "write the files of all nodes without starting them"),
     "build": ("lab", "build the lab's image, or a workload's"),
-    "up": ("lab", "create and start the lab, and wait until every worker is reachable"),
+    "up": ("lab", "create and start the lab, and wait until workers are reachable"),
     "k8s": ("k8s", "write, submit or import jobs for Kubernetes: MPIJob or TrainJob"),
-    "bundle": ("bundle", "save the lab with its image to a file, or load it, for offline use"),
+    "bundle": ("bundle", "save the lab with its image to a file, and load it offline"),
     "keys": ("lab", "replace the lab's ssh keys"),
     "status": ("lab", "show the lab's containers and their health"),
     "devcontainer": ("lab", "write a devcontainer.json that attaches VS Code to the launcher"),
@@ -38,43 +39,81 @@ COMMANDS = {
     "jupyter": ("exec", "serve notebooks from a node on 127.0.0.1, until Ctrl-C"),
     "logs": ("exec", "show the logs of containers, or the output of a run"),
     "workloads": ("run", "list workloads"),
-    "cache": ("cache", "download models and datasets, of a workload or by name, and copy them to the hosts"),
-    "fit": ("fit", "tell if a workload fits in memory, and which settings make it fit"),
+    "cache": ("cache", "download models and datasets, and copy them to the hosts"),
+    "fit": ("fit", "tell if a workload fits in memory, and what makes it fit"),
     "run": ("run", "run a workload and check its criteria"),
     "attach": ("run", "follow a run that is detached, or whose labctl has ended"),
-    "top": ("top", "watch a run: steps, loss, throughput, time left, and usage of nodes and devices"),
-    "stacks": ("run", "tell what the ranks of a run wait for, and where in their code they are"),
+    "top": ("top", "watch a run: steps, loss, throughput, time left, nodes, devices"),
+    "stacks": ("run", "show what the ranks of a run wait for, and where in their code"),
     "stop": ("run", "stop a run"),
     "runs": ("run", "list runs, or remove old ones"),
     "show": ("run", "show the result of a run"),
     "compare": ("results", "compare runs: settings that differ, and whether their metrics differ more than usual"),
-    "report": ("results", "write an HTML report of runs: verdict, curves, machine and log; charts also as PNG"),
+    "report": ("results", "write an HTML report of runs: verdict, curves, machine and log"),
     "export": ("results", "export a run to TensorBoard or JUnit XML"),
     "replay": ("reproduce", "repeat a run with the recorded image, code, settings and data, or list what has changed"),
-    "freeze": ("reproduce", "record images, packages, files, data and devices of the lab in lab.lock"),
+    "freeze": ("reproduce", "record images, packages, files, data and devices in lab.lock"),
     "verify": ("reproduce", "compare the lab with lab.lock"),
     "hostfiles": ("batch", "split a list of machines into hostfiles, one per group"),
-    "batch": ("batch", "run a workload on each hostfile of a set, in parallel on disjoint nodes"),
+    "batch": ("batch", "run a workload on each hostfile of a directory, in parallel"),
     "bisect": ("batch", "find slow or failing nodes and links by running groups of nodes"),
     "eval": ("eval", "judge the logs of a batch, per job and per node"),
-    "validate": ("validate", "check hosts, network and devices with real runs, and find bad nodes"),
-    "baseline": ("validate", "validate, and record the figures for later validations to compare with"),
+    "validate": ("validate", "check hosts, network and devices with real runs; find bad nodes"),
+    "baseline": ("validate", "validate, and record the figures to compare later ones with"),
     "down": ("lab", "remove the lab's containers and network"),
     "clean": ("lab", "remove the lab with its keys and rendered files; runs are kept"),
 }
 """Module and line of help per command; the module has a function ``NAME_command``."""
 
-USAGE = """\
-labctl: a Docker Compose lab for distributed training
+GROUPS = {
+    "Lab": ("init", "up", "status", "shell", "exec", "logs", "jupyter", "devcontainer", "down", "clean"),
+    "Run": ("run", "workloads", "fit", "cache", "top", "attach", "stacks", "stop"),
+    "Results": ("runs", "show", "compare", "report", "export", "replay"),
+    "Many hosts and clusters": (
+        "validate",
+        "baseline",
+        "health",
+        "bisect",
+        "hostfiles",
+        "batch",
+        "eval",
+        "k8s",
+    ),
+    "Setup and maintenance": (
+        "setup",
+        "doctor",
+        "devices",
+        "config",
+        "build",
+        "render",
+        "keys",
+        "freeze",
+        "verify",
+        "bundle",
+    ),
+}
+"""Commands by the heading that `labctl --help` lists them under, in its order."""
 
-usage: labctl COMMAND [OPTIONS] [ARGS]
+OF_RUNS = ("attach", "compare", "export", "replay", "report", "show", "stacks", "stop", "top")
+"""Commands whose arguments are runs, such as ``-1``, which is no option."""
 
-{commands}
+TITLE = "labctl: a Docker Compose lab for distributed training"
 
-labctl COMMAND --help for options; --version; --install-completion for shell completion.
-exit codes: 0 pass, 2 usage or settings, 3 environment, 4 workload failed, 5 criteria not met, 6 unsure,
-            7 retries that get no further, 124 timed out, 130 interrupted, 1 a bug in labctl
-"""
+EXAMPLES = (
+    ("labctl run opt-tiny", "train a small OPT model on all nodes"),
+    ("labctl init mylab && cd mylab && labctl up", "create and start a lab"),
+    ("labctl run --script train.py -- --epochs 3", "run a script of yours"),
+)
+"""First command lines of `labctl --help`."""
+
+ENDS = (
+    "`labctl COMMAND --help` has options and examples of a command.",
+    "`labctl --version` prints the version; `labctl --install-completion` sets up completion in your shell.",
+)
+CODES = (
+    "0 pass, 1 bug in labctl, 2 usage or settings, 3 environment, 4 workload failed, 5 criteria not met, 6 unsure,"
+    " 7 retries that get no further, 124 timed out, 130 interrupted"
+)
 
 
 def program() -> None:
@@ -107,15 +146,17 @@ def main() -> None:
 def dispatch(arguments: list[str]) -> int:
     """Print help or version, or run the named command with the imports it needs; return the exit code."""
     if completing():
-        return execute(set(COMMANDS))
-    if arguments in ([], ["--help"], ["-h"], ["help"]):
-        print_usage()
-    elif arguments == ["--version"]:
+        return execute(completed_commands(), arguments)
+    if set(arguments) <= {"help", "--help", "-h"}:
+        say(overview(page_width()))
+    elif arguments[0] == "help":
+        return dispatch([*arguments[1:], "--help"])
+    elif arguments in (["--version"], ["-V"], ["version"]):
         from labctl.cli.version import print_version
 
         print_version()
     else:
-        return execute({arguments[0]} if arguments[0] in COMMANDS else set(COMMANDS))
+        return execute({arguments[0]} if arguments[0] in COMMANDS else set(COMMANDS), arguments)
     return 0
 
 
@@ -124,24 +165,28 @@ def completing() -> bool:
     return any(name.startswith("_LABCTL") for name in os.environ)
 
 
-def execute(names: set[str]) -> int:
-    """Run sys.argv with only these commands; return its exit code, or exit. Usage errors are JSON with --json."""
+def completed_commands() -> set[str]:
+    """Return the command of the line to complete if it is typed to its end, else all commands."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    # A word that nothing follows may go on: `run` is the beginning of `runs`.
+    words = line.split()[1:2] if line[-1:].isspace() or len(line.split()) > 2 else []
+    return {word for word in words if word in COMMANDS} or set(COMMANDS)
+
+
+def execute(names: set[str], arguments: list[str]) -> int:
+    """Run arguments with only these commands; return the exit code, or exit. Usage errors are JSON with --json."""
     import typer
 
     try:
-        return int(application(names)(prog_name="labctl", standalone_mode=False) or 0)
+        return int(application(names)(arguments, prog_name="labctl", standalone_mode=False) or 0)
     except _usage_error() as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            write(error.message, sys.stderr)
+            return ConfigError.exit_code
         from labctl.cli.usage import correct
 
-        message, hint = correct(error.format_message(), sys.argv[1:], COMMANDS)
-        if "--json" in sys.argv:
-            Output(as_json=True).error(ConfigError(message, hint=hint or "labctl --help"))
-        else:
-            if message != error.format_message():
-                error.message = message
-            error.show()
-            if hint:
-                write(f"hint: {hint}", sys.stderr)
+        message, hint = correct(error, arguments, COMMANDS)
+        Output(as_json="--json" in arguments).error(ConfigError(message, hint=hint))
         return ConfigError.exit_code
     except typer.Abort:
         return Interrupted.exit_code
@@ -154,16 +199,25 @@ def _usage_error() -> type[Any]:
     return typer.BadParameter.__bases__[0]
 
 
-def print_usage() -> None:
-    """Print labctl's usage to stdout: all commands with a line of help each, and the exit codes."""
-    width = max(map(len, COMMANDS))
-    lines = (f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
-    say(USAGE.format(commands="\n".join(lines)).rstrip())
+def overview(width: int) -> str:
+    """Return the help of labctl: the commands by group with a line of help each, examples and exit codes."""
+    lines = [*wrapped(TITLE, width, ""), "", "Usage: labctl COMMAND [OPTIONS] [ARGS]", "", "Examples:"]
+    lines += listed(EXAMPLES, width, min(max(len(line) for line, _ in EXAMPLES), width * 3 // 5))
+    column = max(map(len, COMMANDS))
+    for title, names in GROUPS.items():
+        rows = [(name, COMMANDS[name][1]) for name in names]
+        lines += ["", f"{title}:", *listed(rows, width, column)]
+    lines += [""]
+    for text in (*ENDS, f"Exit codes: {CODES}"):
+        lines += wrapped(text, width, "", "  ")
+    return "\n".join(lines)
 
 
 def application(names: set[str]) -> typer.Typer:
     """Return a Typer application with only the commands of these names; completion needs all of them."""
     import typer
+
+    from labctl.cli.command import Command, WithArguments
 
     app = typer.Typer(
         rich_markup_mode=None,
@@ -173,14 +227,23 @@ def application(names: set[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(lambda: None)
-    for name, (module, text) in COMMANDS.items():
-        if name in names:
-            commands = import_module(f"labctl.cli.{module}")
-            function = getattr(commands, f"{name}_command")
-            if isinstance(function, typer.Typer):
-                app.add_typer(function, name=name, help=text[0].upper() + text[1:] + ".")
-                continue
-            options = {"ignore_unknown_options": True, "allow_interspersed_args": False} if name == "exec" else {}
-            cls = commands.WithArguments if name in ("run", "batch", "bisect") else None
-            app.command(name, cls=cls, help=text[0].upper() + text[1:] + ".", context_settings=options)(function)
+    for name in filter(names.__contains__, COMMANDS):
+        module, line = COMMANDS[name]
+        function = getattr(import_module(f"labctl.cli.{module}"), f"{name}_command")
+        text = f"{line[0].upper()}{line[1:]}."
+        if isinstance(function, typer.Typer):
+            add_group(app, name, text, function)
+            continue
+        options = {"ignore_unknown_options": name in ("exec", *OF_RUNS), "allow_interspersed_args": name != "exec"}
+        cls = WithArguments if name in ("run", "batch", "bisect") else Command
+        app.command(name, cls=cls, help=text, context_settings=options)(function)
     return app
+
+
+def add_group(app: typer.Typer, name: str, text: str, group: typer.Typer) -> None:
+    """Add a command with subcommands to an application, each with labctl's form of help."""
+    from labctl.cli.command import Command, Group
+
+    for subcommand in group.registered_commands:
+        subcommand.cls = Command
+    app.add_typer(group, name=name, help=text, cls=Group)

@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
-from labctl.cli.output import Output, table
-from labctl.cli.run import (
-    ARGUMENTS,
-    Expect,
-    Rehearse,
-    SetArgument,
-    WithArguments,
-    complete_workload,
-    options_of,
+from labctl.cli import complete
+from labctl.cli.command import ARGUMENTS
+from labctl.cli.common import (
+    HERE,
+    Directory,
+    Json,
+    Launcher,
+    Setting,
+    Timeout,
+    Workload,
+    answering,
+    context,
 )
+from labctl.cli.output import Output, table
+from labctl.cli.run import Expect, Rehearse, SetArgument, options_of
 from labctl.system import human
 
 if TYPE_CHECKING:
@@ -33,17 +37,14 @@ if TYPE_CHECKING:
     from labctl.batches.record import Batch, BatchJob
     from labctl.batches.search import BisectReport
 
-__all__ = ["WithArguments", "batch_command", "bisect_command", "hostfiles_command"]
-
 ROWS = 20
 """Rows of the live table."""
 COLUMNS = 40
 """Columns of the timeline."""
-Launcher = Annotated[str, typer.Option(metavar="NAME[:WAY]", help="Use this launcher.")]
 
 
 def hostfiles_command(
-    size: Annotated[int, typer.Option(min=1, help="Nodes per hostfile.")],
+    size: Annotated[int, typer.Option(min=1, metavar="N", help="Nodes per hostfile.")],
     nodes: Annotated[
         Path | None,
         typer.Argument(
@@ -54,18 +55,24 @@ def hostfiles_command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory to write; 2xN is two nodes, all their slots.  [default: hostfiles/4nodes_2xN]"),
+        typer.Option(
+            metavar="DIR",
+            help="Directory to write (default: hostfiles/4nodes_2xN; 2xN is two nodes, all their slots).",
+        ),
     ] = None,
     slots: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=1024, show_default=False, help="Slots per node (default: as the lab or list has them, or 8)."
-        ),
+        typer.Option(min=1, max=1024, metavar="N", help="Slots per node (default: as the lab or list has them, or 8)."),
     ] = None,
     pattern: Annotated[
-        str, typer.Option(metavar="PATTERN", help="sequential, pairs, ring, all-pairs or random.")
+        str,
+        typer.Option(
+            metavar="PATTERN",
+            autocompletion=complete.pattern,
+            help="sequential, pairs, ring, all-pairs or random.",
+        ),
     ] = "sequential",
-    seed: Annotated[int, typer.Option(help="Seed of the random pattern.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random pattern.")] = 0,
     directory: Directory = HERE,
     setting: Setting = None,
     json: Json = False,
@@ -89,16 +96,21 @@ def hostfiles_command(
 
 def batch_command(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
-    hostfiles: Annotated[list[Path], typer.Argument(metavar="HOSTFILES_DIR...", help="Directories of hostfile_*.")],
+    name: Workload,
+    hostfiles: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="HOSTFILES_DIR...", autocompletion=complete.hostfile_set, help="Directories of hostfile_*."
+        ),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Directory of the logs and the record.  [default: output/...]")
+        Path | None, typer.Option(metavar="DIR", help="Directory of the logs and the record (default: output/...).")
     ] = None,
-    timeout: Annotated[str | None, typer.Option(help="Time limit of each job, such as 90s, 20m, 2h.")] = None,
+    timeout: Timeout = "",
     parallel: Annotated[
-        int, typer.Option(min=0, show_default=False, help="Maximum number of jobs at a time (default: no limit).")
+        int, typer.Option(min=0, metavar="N", help="Maximum number of jobs at a time (default: no limit).")
     ] = 0,
-    repeat: Annotated[int, typer.Option(min=1, help="Number of runs of each hostfile.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Run each hostfile N times.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the batch in the output directory.")] = False,
     rehearse: Rehearse = False,
     expect: Expect = None,
@@ -138,16 +150,21 @@ def batch_command(
 
 def bisect_command(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
-    nodes: Annotated[str, typer.Option(metavar="NODES", help="Test only these, such as worker-0,worker-1.")] = "",
+    name: Workload,
+    nodes: Annotated[
+        str,
+        typer.Option(metavar="NODES", autocompletion=complete.node, help="Test only these, such as worker-0,worker-1."),
+    ] = "",
     within: Annotated[
-        str, typer.Option(metavar="SHARE", help="Distance below the median from which a run is bad.")
+        str, typer.Option(metavar="PERCENT", help="A run this far below the median, or more, is bad.")
     ] = "10%",
-    min_: Annotated[float | None, typer.Option("--min", help="Minimum of a run, per node.")] = None,
+    min_: Annotated[float | None, typer.Option("--min", metavar="X", help="Minimum throughput per node.")] = None,
     links: Annotated[bool, typer.Option("--links", help="Look for bad links between nodes of one host, too.")] = False,
     drain: Annotated[bool, typer.Option("--drain", help="Add bad nodes to drained.txt.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Directory of hostfiles and logs.  [default: output/...]")] = None,
-    timeout: Annotated[str | None, typer.Option(help="Time limit of each run, such as 90s, 20m, 2h.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory of hostfiles and logs (default: output/...).")
+    ] = None,
+    timeout: Timeout = "",
     rehearse: Rehearse = False,
     set_: SetArgument = None,
     launcher: Launcher = "",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows
+from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
 from labctl.cli.output import failure_lines
-from labctl.cli.run import complete_workload
 from labctl.errors import ConfigError, HostError
 from labctl.system import human
 
@@ -30,7 +30,7 @@ def save_command(
     directory: Directory = HERE,
     workload: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Add the image of this workload.", autocompletion=complete_workload),
+        typer.Option(metavar="WORKLOAD", help="Add the image of this workload.", autocompletion=complete.workload),
     ] = None,
     with_cache: Annotated[
         bool, typer.Option("--with-cache", help="Add the models and data of HOST_CACHE_PATH.")
@@ -50,7 +50,7 @@ def save_command(
     "load", help="Verify and unpack a bundle, and load its images into Docker on this machine or the lab's hosts."
 )
 def load_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `bundle save` wrote.")],
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Lab directory; created if missing.")] = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
     yes: Annotated[

@@ -10,9 +10,8 @@ import typer
 from msgspec.structs import replace
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answering, context
+from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, Workload, answering, context
 from labctl.cli.output import failure_lines, table
-from labctl.cli.run import complete_workload
 from labctl.errors import ConfigError, HostError
 from labctl.model import Cache
 from labctl.system.human import size
@@ -22,9 +21,13 @@ if TYPE_CHECKING:
 
 
 def cache_command(
-    name: Annotated[str, typer.Argument(metavar="[WORKLOAD]", autocompletion=complete_workload)] = "",
-    model: Annotated[list[str] | None, typer.Option(help="A model, such as facebook/opt-350m (repeatable).")] = None,
-    dataset: Annotated[list[str] | None, typer.Option(help="A dataset, such as Dahoas/rm-static (repeatable).")] = None,
+    name: Workload = "",
+    model: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="A model, such as facebook/opt-350m (repeatable).")
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(metavar="DATASET", help="A dataset, such as Dahoas/rm-static (repeatable).")
+    ] = None,
     hosts: Annotated[
         bool,
         typer.Option(

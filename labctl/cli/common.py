@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labctl.cli import complete
 from labctl.cli.output import Output
 from labctl.config.context import Context, find_lab
 from labctl.errors import ConfigError, Interrupted, LabError, OutputClosed
@@ -18,11 +19,21 @@ from labctl.errors import ConfigError, Interrupted, LabError, OutputClosed
 if TYPE_CHECKING:
     from labctl.backends.plan import PlanPreview
 
+
+def not_an_option(ctx: typer.Context, runs: str | list[str] | None) -> str | list[str] | None:
+    """Return runs as they are given; a usage error if one is an unknown option, as only ``-1`` and so on are runs."""
+    for run in [runs] if isinstance(runs, str) else runs or []:
+        if run.startswith("-") and not run[1:].isdigit():
+            ctx.fail(f"No such option: {run}")
+    return runs
+
+
 Directory = Annotated[
     Path,
     typer.Option(
         "--directory",
         "-C",
+        metavar="DIR",
         show_default=False,
         help="Lab directory (default: the current directory or its nearest parent with a lab).",
     ),
@@ -31,8 +42,30 @@ Json = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show progress without the output of the run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without executing it.")]
 Setting = Annotated[
-    list[str] | None, typer.Option("--setting", "-s", metavar="KEY=VALUE", help="Override a setting (repeatable).")
+    list[str] | None,
+    typer.Option(
+        "--setting",
+        "-s",
+        metavar="KEY=VALUE",
+        autocompletion=complete.setting,
+        help="Override a setting (repeatable).",
+    ),
 ]
+Launcher = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME[:WAY]",
+        autocompletion=complete.launcher,
+        help="Use this launcher, such as mpirun or horovod:mpi.",
+    ),
+]
+Workload = Annotated[
+    str,
+    typer.Argument(metavar="WORKLOAD", autocompletion=complete.workload, help="Name, as in `labctl workloads`."),
+]
+Timeout = Annotated[str, typer.Option(metavar="DURATION", help="Time limit, such as 90s, 20m or 2h.")]
+RUN_HELP = "Run id, its unique beginning or end, `latest`, or -1, -2 to count back."
+Run = Annotated[str, typer.Argument(metavar="RUN", callback=not_an_option, autocompletion=complete.run, help=RUN_HELP)]
 
 HERE = Path()
 

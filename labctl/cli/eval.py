@@ -40,11 +40,11 @@ def eval_command(
     directories: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Directories of logs, or of batches, judged together.")
     ],
-    min_: Annotated[float | None, typer.Option("--min", help="Minimum value of each job.")] = None,
+    min_: Annotated[float | None, typer.Option("--min", metavar="X", help="Minimum value of each job.")] = None,
     per_node: Annotated[bool, typer.Option("--per-node", help="--min is per node of a job.")] = False,
     within: Annotated[
         str,
-        typer.Option(metavar="SHARE", help="Largest distance below the median of jobs of the same size, such as 5%."),
+        typer.Option(metavar="PERCENT", help="Allowed drop below the median of jobs of the same size, such as 5%."),
     ] = "",
     pattern: Annotated[
         str, typer.Option(metavar="REGEX", help="Regular expression of the number, with one group.")

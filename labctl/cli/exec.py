@@ -9,18 +9,19 @@ from typing import Annotated
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, Setting, answering, context
-from labctl.cli.output import say, say_printed
+from labctl.cli import complete
+from labctl.cli.common import HERE, RUN_HELP, Directory, Setting, answering, context
+from labctl.cli.output import has_colors, say, say_printed
 from labctl.errors import ConfigError, Interrupted
 from labctl.model import LAUNCHER
 
-NODE = "launcher or a worker."
+NODE = "Launcher or a worker."
 NODES = re.compile(r"launcher|worker-\d+(,worker-\d+)*")
 """Pattern of the nodes that `exec` takes."""
 
 
 def shell_command(
-    node: Annotated[str, typer.Argument(help=NODE)] = LAUNCHER,
+    node: Annotated[str, typer.Argument(metavar="NODE", autocompletion=complete.node, help=NODE)] = LAUNCHER,
     directory: Directory = HERE,
     setting: Setting = None,
 ) -> None:
@@ -31,10 +32,22 @@ def shell_command(
 
 def exec_command(
     command: Annotated[
-        list[str], typer.Argument(metavar="[NODE] -- COMMAND", help="Node, as for -n; command and arguments.")
+        list[str],
+        typer.Argument(
+            metavar="[NODE] -- COMMAND",
+            autocompletion=complete.node,
+            help="Launcher, a worker or several, as for -n; then the command with its arguments.",
+        ),
     ],
     node: Annotated[
-        str, typer.Option("--node", "-n", help="launcher, a worker, or several workers: worker-0,worker-3.")
+        str,
+        typer.Option(
+            "--node",
+            "-n",
+            metavar="NODE",
+            autocompletion=complete.node,
+            help="Launcher, a worker, or several workers: worker-0,worker-3.",
+        ),
     ] = LAUNCHER,
     everywhere: Annotated[
         bool, typer.Option("--all", help="Run on all workers in parallel; lines are prefixed with the node.")
@@ -51,9 +64,12 @@ def exec_command(
 
 
 def jupyter_command(
-    node: Annotated[str, typer.Option("--node", "-n", help=NODE)] = "worker-0",
+    node: Annotated[
+        str, typer.Option("--node", "-n", metavar="NODE", autocompletion=complete.node, help=NODE)
+    ] = "worker-0",
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port on 127.0.0.1 (default: first free from 8888).")
+        int | None,
+        typer.Option(min=1, max=65535, metavar="PORT", help="Port on 127.0.0.1 (default: first free from 8888)."),
     ] = None,
     directory: Directory = HERE,
     setting: Setting = None,
@@ -68,8 +84,14 @@ def jupyter_command(
 
 
 def logs_command(
-    node: Annotated[str | None, typer.Argument(help="launcher or a worker (default: all).")] = None,
-    run: Annotated[str, typer.Option(metavar="RUN", help="Show the output of this run (id, or `latest`).")] = "",
+    node: Annotated[
+        str | None,
+        typer.Argument(metavar="NODE", autocompletion=complete.node, help="Launcher or a worker (default: all)."),
+    ] = None,
+    run: Annotated[
+        str,
+        typer.Option(metavar="RUN", autocompletion=complete.run, help=f"Show the output of this run. {RUN_HELP}"),
+    ] = "",
     rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show only this rank of the run.")] = None,
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="Show the time of each line of the run.")
@@ -88,7 +110,7 @@ def logs_command(
             if run:
                 flows.run_logs(lab, run, say_printed, follow=follow, rank=rank, timestamps=timestamps)
             else:
-                flows.logs(lab, node, say_printed, follow=follow, colors=sys.stdout.isatty())
+                flows.logs(lab, node, say_printed, follow=follow, colors=has_colors(sys.stdout))
         except KeyboardInterrupt:
             sys.exit(Interrupted.exit_code)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
+from labctl.cli.common import HERE, Directory, Json, Setting, Workload, answering, context
 from labctl.cli.output import table
-from labctl.cli.run import SetArgument, complete_workload, options_of
+from labctl.cli.run import SetArgument, options_of
 from labctl.errors import ConfigError, HostError
 from labctl.system import human
 
@@ -28,14 +28,14 @@ UNKNOWN_HOST = "; what a host has is not known (--host-memory 512g)"
 
 
 def fit_command(
-    name: Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)],
+    name: Workload,
     directory: Directory = HERE,
     set_: SetArgument = None,
     deepspeed_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Use this DeepSpeed configuration.")
     ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes (default: the lab's).")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="Ranks per node (default: the lab's).")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of nodes (default: the lab's).")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks per node (default: the lab's).")] = None,
     device_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of one device, such as 80g (default: the lab's).")
     ] = None,

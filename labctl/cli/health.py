@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows
+from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.output import table
 from labctl.errors import ConfigError, HostError
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 def health_command(
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NODE]...", help="Nodes or hosts.  [default: all]", show_default=False),
+        typer.Argument(
+            metavar="[NODE]...", autocompletion=complete.node_or_host, help="Nodes or hosts (default: all)."
+        ),
     ] = None,
     directory: Directory = HERE,
     since: Annotated[

@@ -13,6 +13,7 @@ import typer
 
 from labctl import flows
 from labctl.backends.finding import Receiver, unheard
+from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
 from labctl.cli.output import Output, printable, say, table
 from labctl.errors import ConfigError, HostError
@@ -51,7 +52,12 @@ def setup_command(
 
 def doctor_command(
     directory: Directory = HERE,
-    node: Annotated[str, typer.Option("--node", "-n", metavar="NODE", help="Check only this node and its host.")] = "",
+    node: Annotated[
+        str,
+        typer.Option(
+            "--node", "-n", metavar="NODE", autocompletion=complete.node, help="Check only this node and its host."
+        ),
+    ] = "",
     fix: Annotated[
         bool, typer.Option("--fix", help="Apply fixes that only change labctl's own resources (asks first).")
     ] = False,

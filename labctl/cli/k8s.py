@@ -8,18 +8,15 @@ from typing import Annotated
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
-from labctl.cli.run import Rehearse, SetArgument, complete_workload, options_of
+from labctl.cli.common import HERE, Directory, Json, Launcher, Setting, Timeout, Workload, answering, context
+from labctl.cli.run import Rehearse, SetArgument, options_of
 
 k8s_command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-Name = Annotated[str, typer.Argument(metavar="WORKLOAD", autocompletion=complete_workload)]
-Timeout = Annotated[str, typer.Option(help="Time limit, such as 90s, 20m, 2h.")]
-Launcher = Annotated[str, typer.Option(metavar="NAME[:WAY]", help="Use this launcher, such as mpirun or horovod:mpi.")]
 
 
 @k8s_command.command("render", help="Print a workload as Kubernetes manifests, for kubectl apply --server-side -f -.")
 def render_command(
-    name: Name,
+    name: Workload,
     directory: Directory = HERE,
     rehearse: Rehearse = False,
     timeout: Timeout = "",
@@ -37,7 +34,7 @@ def render_command(
 
 @k8s_command.command("export", help="Write a workload as manifests for kustomize, without the Secret.")
 def export_command(
-    name: Name,
+    name: Workload,
     kustomize: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")],
     directory: Directory = HERE,
     rehearse: Rehearse = False,
@@ -62,7 +59,7 @@ def export_command(
     "submit", help="Create the job of a workload without following or recording it; `labctl run` does both."
 )
 def submit_command(
-    name: Name,
+    name: Workload,
     directory: Directory = HERE,
     rehearse: Rehearse = False,
     timeout: Timeout = "",
@@ -81,7 +78,7 @@ def submit_command(
 
 @k8s_command.command("delete", help="Delete the job that `k8s submit` created.")
 def delete_command(
-    name: Name,
+    name: Workload,
     storage: Annotated[
         bool, typer.Option("--storage", help="Also delete the lab's PersistentVolumeClaim with all data.")
     ] = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows, model
+from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answer_plan, answering, confirmation, context
 from labctl.cli.output import Output, table
 from labctl.errors import ConfigError, HostError
@@ -43,7 +44,10 @@ def devcontainer_command(
 
 def build_command(
     directory: Directory = HERE,
-    workload: Annotated[str, typer.Option(metavar="NAME", help="Build the image of this workload.")] = "",
+    workload: Annotated[
+        str,
+        typer.Option(metavar="WORKLOAD", autocompletion=complete.workload, help="Build the image of this workload."),
+    ] = "",
     from_: Annotated[
         str, typer.Option("--from", metavar="IMAGE", help="Build on this image instead: add what a node needs.")
     ] = "",
@@ -72,7 +76,10 @@ def build_command(
 
 def up_command(
     directory: Directory = HERE,
-    workload: Annotated[str, typer.Option(metavar="NAME", help="Use the image of this workload.")] = "",
+    workload: Annotated[
+        str,
+        typer.Option(metavar="WORKLOAD", autocompletion=complete.workload, help="Use the image of this workload."),
+    ] = "",
     setting: Setting = None,
     dry_run: DryRun = False,
     json: Json = False,

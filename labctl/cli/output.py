@@ -60,7 +60,7 @@ class Output:
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
-            self.note(program_text(event.text, sys.stderr, mark=f"{DIM}  | {PLAIN}"))
+            self.note(program_text(event.text, sys.stderr, mark=color("  | ", DIM)))
         elif event.kind == "warning":
             self.note(f"{color('warning:', YELLOW)} {printable(event.text)}")
         elif event.kind != "waiting" or not self.as_json:
@@ -149,8 +149,15 @@ def can_redraw(stream: TextIO) -> bool:
 
 
 def color(text: str, code: str) -> str:
-    """Wrap text in a color escape code if stderr is a terminal; else return it unchanged."""
-    return f"{code}{text}{PLAIN}" if sys.stderr.isatty() else text
+    """Wrap text in a color escape code if stderr has colors; else return it unchanged."""
+    return f"{code}{text}{PLAIN}" if has_colors(sys.stderr) else text
+
+
+def has_colors(stream: TextIO) -> bool:
+    """Tell if output to a stream is colored: to a terminal; NO_COLOR and FORCE_COLOR turn it off or on."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def printable(text: str, kept: str = "\n\t") -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, DryRun, Json, answer_plan, answering, context
+from labctl.cli.common import HERE, Directory, DryRun, Json, Run, answer_plan, answering, context
 from labctl.cli.output import table
 from labctl.cli.results import shortened
-from labctl.cli.run import Run, run_text
+from labctl.cli.run import run_text
 
 if TYPE_CHECKING:
     from labctl.runs.freeze import Verification
@@ -24,7 +24,7 @@ DRIFTED = 5
 
 def freeze_command(
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write.  [default: lab.lock of the lab]")
+        Path | None, typer.Option(metavar="FILE", help="File to write (default: lab.lock of the lab).")
     ] = None,
     directory: Directory = HERE,
     json: Json = False,
@@ -38,7 +38,7 @@ def freeze_command(
 
 def verify_command(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Lock file.  [default: lab.lock of the lab]")
+        Path | None, typer.Argument(metavar="[FILE]", help="Lock file (default: lab.lock of the lab).")
     ] = None,
     directory: Directory = HERE,
     json: Json = False,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows
-from labctl.cli.common import HERE, Directory, Json, answering, context
+from labctl.cli import complete
+from labctl.cli.common import HERE, RUN_HELP, Directory, Json, Run, answering, context, not_an_option
 from labctl.cli.output import table
-from labctl.cli.run import Run, metric_title, spread_table
+from labctl.cli.run import metric_title, spread_table
 from labctl.system import human
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ LONGEST = 60
 
 
 def compare_command(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Run ids, or `latest`.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN RUN...", callback=not_an_option, autocompletion=complete.run, help=RUN_HELP),
+    ],
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
@@ -36,10 +40,15 @@ def compare_command(
 def report_command(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN...", help="Run ids; or one metrics.csv of a training script.  [default: latest]"),
+        typer.Argument(
+            metavar="[RUN]...",
+            callback=not_an_option,
+            autocompletion=complete.run,
+            help=f"{RUN_HELP} Or one metrics.csv of a training script (default: latest).",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory of the report.  [default: reports/RUN]")
+        Path | None, typer.Option(metavar="DIR", help="Directory of the report (default: reports/RUN).")
     ] = None,
     directory: Directory = HERE,
     json: Json = False,

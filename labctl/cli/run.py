@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,16 +13,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec.structs import replace
-from typer.core import TyperCommand
 
 from labctl import flows
+from labctl.cli import complete
+from labctl.cli.command import ARGUMENTS
 from labctl.cli.common import (
     HERE,
     Directory,
     DryRun,
     Json,
+    Launcher,
     Quiet,
+    Run,
     Setting,
+    Timeout,
+    Workload,
     answer_plan,
     answering,
     confirmation,
@@ -31,7 +35,6 @@ from labctl.cli.common import (
 )
 from labctl.cli.next_step import next_step
 from labctl.cli.output import figure, fitted, printable, table, width_of_stdout, write
-from labctl.config.context import Context
 from labctl.errors import ConfigError, Interrupted
 from labctl.model import COMPLETED, Project, Result
 from labctl.system import human
@@ -46,18 +49,6 @@ LOSSES, RATES = ("loss", "train_loss"), ("throughput",)
 CSV_FIELDS = ("run_id", "started", "seconds", "workload", "state", "verdict", "cause", "world_size")
 SHOWN, FOUND, CHANGES = 8, 3, 6
 """Ranks, lines with metrics that were found, and changes of nodes that the text of a result has at most."""
-ARGUMENTS = "labctl.arguments"
-"""Key in ``ctx.meta`` of the arguments after `--`."""
-
-
-def complete_workload(incomplete: str) -> list[str]:
-    """Return workload names that begin with a text, for completion; [] if they cannot be listed."""
-    here = Context(directory=Path.cwd(), environ=os.environ, emit=lambda _: None, flags={})
-    try:
-        workloads = flows.workloads(here).workloads
-    except ConfigError:
-        return []
-    return [workload.name for workload in workloads if workload.name.startswith(incomplete)]
 
 
 def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
@@ -70,20 +61,6 @@ def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
         output.answer(listed, table(("WORKLOAD", "LAUNCHER", "DESCRIPTION"), rows))
         if listed.errors:
             sys.exit(ConfigError.exit_code)
-
-
-class WithArguments(TyperCommand):
-    """Command that passes on the arguments after `--` in ``ctx.meta[ARGUMENTS]``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments before `--`; keep those after it in ``ctx.meta[ARGUMENTS]``."""
-        end = args.index("--") if "--" in args else len(args)
-        ctx.meta[ARGUMENTS] = tuple(args[end + 1 :])
-        return super().parse_args(ctx, args[:end])
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the usage with ``[-- ARGUMENTS... | -- COMMAND...]`` added."""
-        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS... | -- COMMAND...]"]
 
 
 Rehearse = Annotated[bool, typer.Option("--rehearse", help="Smoke test: tiny model, a few steps.")]
@@ -114,21 +91,19 @@ SetArgument = Annotated[
 
 def run_command(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="[WORKLOAD]", autocompletion=complete_workload)] = "",
+    name: Workload = "",
     directory: Directory = HERE,
     rehearse: Rehearse = False,
-    timeout: Annotated[str | None, typer.Option(help="Time limit, such as 90s, 20m, 2h.")] = None,
+    timeout: Timeout = "",
     expect: Expect = None,
     metric: MetricOption = None,
     set_: SetArgument = None,
-    launcher: Annotated[
-        str, typer.Option(metavar="NAME[:WAY]", help="Use this launcher, such as mpirun or horovod:mpi.")
-    ] = "",
+    launcher: Launcher = "",
     launcher_arg: Annotated[
         list[str] | None, typer.Option(metavar="ARG", help="Extra launcher argument (repeatable).")
     ] = None,
     script: Annotated[
-        Path | None, typer.Option(help="Run this script, on its own or instead of the workload's.")
+        Path | None, typer.Option(metavar="FILE", help="Run this script, on its own or instead of the workload's.")
     ] = None,
     module: Annotated[
         str, typer.Option("--module", "-m", metavar="MODULE", help="Run this Python module, as `python -m` does.")
@@ -151,7 +126,9 @@ def run_command(
     deepspeed_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Use this DeepSpeed configuration.")
     ] = None,
-    hostfile: Annotated[Path | None, typer.Option(help="Nodes and slots to use (default: all).")] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Nodes and slots to use (default: all).")
+    ] = None,
     include: Annotated[str, typer.Option(metavar="NODES", help="Use only these, such as worker-0@worker-1:0,2.")] = "",
     exclude: Annotated[str, typer.Option(metavar="NODES", help="Use all but these.")] = "",
     detach: Annotated[
@@ -160,14 +137,18 @@ def run_command(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until no other run uses the nodes.")] = False,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Continue from the last complete checkpoint of this run (id, or `latest`)."),
+        typer.Option(
+            metavar="RUN",
+            autocompletion=complete.run,
+            help="Continue from the last complete checkpoint of this run, such as `latest`.",
+        ),
     ] = None,
     retries: Annotated[
-        int, typer.Option(min=0, help="Number of restarts after failures where trying again may help.")
+        int, typer.Option(min=0, metavar="N", help="Restart up to N times after failures where that may help.")
     ] = 0,
     repeat: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Run it N times in sequence, and print the metrics' mean and spread."),
+        typer.Option(min=1, metavar="N", help="Run it N times in sequence, and print mean and spread of the metrics."),
     ] = 1,
     setting: Setting = None,
     quiet: Quiet = False,
@@ -264,9 +245,6 @@ def settings_of_script(arguments: list[str]) -> tuple[tuple[str, str | None], ..
     return tuple(values.items())
 
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Run id, or `latest`.")]
-
-
 def attach_command(run: Run = "latest", directory: Directory = HERE, quiet: Quiet = False, json: Json = False) -> None:
     """`labctl attach`: follow a run to its end, and exit with the code of its result."""
     with answering(as_json=json, quiet=quiet) as output:
@@ -283,7 +261,7 @@ def attach_command(run: Run = "latest", directory: Directory = HERE, quiet: Quie
 
 def stop_command(
     run: Run = "latest",
-    grace: Annotated[float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL.")] = 5,
+    grace: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time between SIGTERM and SIGKILL.")] = 5,
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
@@ -318,7 +296,8 @@ class RunVerdict(str, Enum):
 def list_runs(
     ctx: typer.Context,
     workload: Annotated[
-        str, typer.Option(metavar="NAME", autocompletion=complete_workload, help="List only runs of this workload.")
+        str,
+        typer.Option(metavar="WORKLOAD", autocompletion=complete.workload, help="List only runs of this workload."),
     ] = "",
     verdict: Annotated[
         RunVerdict | None,

@@ -7,13 +7,11 @@ import select
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from labctl import flows
 from labctl.cli.bar import clock, columns, metric_texts, step_text, with_bar
-from labctl.cli.common import HERE, Directory, Json, answering, context
+from labctl.cli.common import HERE, Directory, Json, Run, answering, context
 from labctl.cli.output import can_redraw, printable, table
 from labctl.errors import Interrupted
 from labctl.system import human
@@ -27,13 +25,11 @@ PACE = 1.0
 WIDE = 120
 """Columns if there is no terminal."""
 SHORT = {"utilisation": "util", "temperature": "temp"}
-LEAVES = "q leaves it: the run goes on"
+LEAVES = "q quits; the run goes on"
 
 
 def top_command(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run id.  [default: the latest running]", show_default=False)
-    ] = "",
+    run: Run = "",
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:

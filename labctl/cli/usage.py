@@ -1,14 +1,21 @@
-"""Hints for command lines that cannot be parsed."""
+"""Command lines that cannot be parsed: what is wrong with them, and what to type instead."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
+
+from labctl.errors import nearest
 
 ELSEWHERE = {
     "create": "init",
+    "describe": "show",
     "destroy": "down",
     "history": "runs",
+    "inspect": "show",
+    "kill": "stop",
     "launch": "run",
     "list": "status",
     "ls": "status",
@@ -24,28 +31,122 @@ ELSEWHERE = {
 PROGRAMS = ("accelerate", "bash", "deepspeed", "lm_eval", "python", "python3", "torchrun")
 """Programs that people put where a workload's name belongs."""
 
+LIST = "`labctl --help` lists all commands"
 
-def correct(message: str, arguments: list[str], commands: Collection[str]) -> tuple[str, str]:
-    """Return a usage error's message, reworded for commands known from other tools, and a hint that may be empty."""
-    first = arguments[0] if arguments else ""
-    misplaced = "No such option" in message or "unexpected extra argument" in message
+
+def correct(error: Any, arguments: list[str], commands: Collection[str]) -> tuple[str, str]:
+    """Return the message of a usage error of the parser, and the hint."""
+    first = arguments[0]
     if first.startswith("-"):
-        example = "labctl status -C DIRECTORY" if first.startswith(("-C", "--dir")) else "labctl up -s LAB_NODES=3"
-        return message, f"options follow the command: {example}" if misplaced else ""
-    if first in ELSEWHERE:
-        return f"No such command '{first}'.", f"labctl {ELSEWHERE[first]}; `labctl --help` lists all commands"
+        place = next((place for place, word in enumerate(arguments) if word in commands), 0)
+        if not place:
+            return f"no option `{first}`", LIST
+        moved = shlex.join([arguments[place], *arguments[:place], *arguments[place + 1 :]])
+        return f"`{first}` is before the command", f"options follow the command: labctl {moved}"
     if first not in commands:
-        return message, "`labctl --help` lists all commands"
-    if first == "run" and misplaced:
-        return message, _of_run(arguments[1:])
-    if first == "up" and misplaced:
-        return message, "`labctl up -h` lists the options; the number of nodes is a setting: labctl up -s LAB_NODES=3"
-    return message, ""
+        message = f"no command `{first}`"
+        if first in ELSEWHERE:
+            return message, f"labctl {ELSEWHERE[first]}; {LIST}"
+        near = nearest(first, commands)
+        return message, f"did you mean `labctl {near}`?" if near else LIST
+    explain = next((explain for pattern, explain in KINDS if re.match(pattern, error.format_message())), None)
+    if not explain:
+        return error.format_message(), f"labctl {first} --help"
+    message, hint = explain(error)
+    is_misspelt = hint.startswith("did you mean")
+    if explain in (_of_option, _of_extra) and not is_misspelt:
+        hint = _of_command(arguments) or hint
+    return message, hint or f"labctl {first} --help"
 
 
-def _of_run(arguments: list[str]) -> str:
-    """Return the hint for words of `run` that are not its own: a command, or arguments of a script."""
-    if arguments[0] in PROGRAMS:
-        return f"a command follows `--`: labctl run -- {shlex.join(arguments)}"
+def _help(error: Any) -> str:
+    """Return how to see the options of a usage error's command."""
+    return f"{error.ctx.command_path} --help"
+
+
+def _of_option(error: Any) -> tuple[str, str]:
+    """Explain an option that the command does not have."""
+    option = re.split(r"[\s'()]+", error.format_message().removeprefix("No such option").lstrip(": '"))[0]
+    known = [name for each in error.ctx.command.params for name in each.opts if name.startswith("-")]
+    near = nearest(option, known)
+    hint = f"did you mean `{near}`?" if near else f"`{_help(error)}` lists the options"
+    return f"`{error.ctx.command_path}` has no option `{option}`", hint
+
+
+def _of_extra(error: Any) -> tuple[str, str]:
+    """Explain arguments of which the command takes fewer."""
+    extra = re.sub(r"^.*? \((.*)\)$", r"\1", error.format_message())
+    return f"unexpected argument `{extra}`", error.ctx.get_usage().replace("Usage:", "usage:", 1)
+
+
+def _of_missing(error: Any) -> tuple[str, str]:
+    """Explain a required argument or option that is missing, with the command's first example."""
+    from labctl.cli.examples import EXAMPLES
+    from labctl.cli.help import argument_row, option_row
+
+    path = error.ctx.command_path
+    row = option_row if error.param.param_type_name == "option" else argument_row
+    example, _ = EXAMPLES[path.removeprefix("labctl ")][0]
+    return f"`{path}` needs {row(error.param)[0].strip()}", f"{example}; `{_help(error)}` has more"
+
+
+def _of_value(error: Any) -> tuple[str, str]:
+    """Explain a value of an option or argument that it cannot have."""
+    from labctl.cli.help import argument_row
+
+    parameter = error.param
+    is_option = parameter.param_type_name == "option"
+    name = max(parameter.opts, key=len) if is_option else argument_row(parameter)[0]
+    value = re.match(r"'?(.*?)'? is not ", error.message)
+    reason = allowed(parameter.type)
+    if not value or not reason:
+        return f"{name}: {error.message}", _help(error)
+    return f"{name} {value[1]}: must be {reason}", _help(error)
+
+
+def allowed(kind: Any) -> str:
+    """Render the values of a type of the parser: choices, a number or its range; empty for other types."""
+    if choices := [getattr(choice, "value", choice) for choice in getattr(kind, "choices", ())]:
+        return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
+    number = {"int": "a whole number", "flo": "a number"}.get(kind.name[:3], "")
+    low, high = getattr(kind, "min", None), getattr(kind, "max", None)
+    if low is not None and high is not None:
+        return f"{number} from {low} to {high}"
+    return f"{number} of at least {low}" if low is not None else number
+
+
+def _of_lone_option(error: Any) -> tuple[str, str]:
+    """Explain an option whose value is missing; the parser does not say of which command."""
+    return f"{error.option_name} needs a value", ""
+
+
+def _of_subcommand(error: Any) -> tuple[str, str]:
+    """Explain a subcommand that the command does not have."""
+    word = re.split("'", error.format_message())[1]
+    path, known = error.ctx.command_path, error.ctx.command.commands
+    near = nearest(word, known)
+    return f"`{path}` has no command `{word}`", f"did you mean `{path} {near}`?" if near else f"{path} --help"
+
+
+KINDS: tuple[tuple[str, Callable[[Any], tuple[str, str]]], ...] = (
+    ("No such option", _of_option),
+    ("Got unexpected extra argument", _of_extra),
+    ("Missing (argument|option)", _of_missing),
+    ("Invalid value for", _of_value),
+    ("Option '.*' requires an argument", _of_lone_option),
+    ("No such command", _of_subcommand),
+)
+"""How the parser's message begins, and the function that explains it."""
+
+
+def _of_command(arguments: list[str]) -> str:
+    """Return the hint for words that people give to `run` and `up` though they belong elsewhere; else nothing."""
+    command, *words = arguments
+    if command == "up":
+        return "`labctl up -h` lists the options; the number of nodes is a setting: labctl up -s LAB_NODES=3"
+    if command != "run":
+        return ""
+    if words[0] in PROGRAMS:
+        return f"a command follows `--`: labctl run -- {shlex.join(words)}"
     ranks = "LAB_NODES and LAB_SLOTS in .env set the number of ranks"
     return f"arguments of the script follow `--`: labctl run --script FILE -- ARGUMENTS; {ranks}"

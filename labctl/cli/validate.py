@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labctl import flows
+from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
 from labctl.cli.output import say, table
 from labctl.system import human
@@ -22,19 +23,12 @@ if TYPE_CHECKING:
     from labctl.reports.validation import Figure, LinkVerdict, NodeVerdict, Validation
 
 
-def complete_profile(incomplete: str) -> list[str]:
-    """Return profile names that begin with a text, for shell completion."""
-    from labctl.batches import profile
-
-    return [name for name in profile.names() if name.startswith(incomplete)]
-
-
 Profile = Annotated[
     str,
     typer.Option(
         metavar="NAME|FILE",
         show_default=False,
-        autocompletion=complete_profile,
+        autocompletion=complete.profile,
         help="quick, full, one for an accelerator, or a YAML file (default: TEST_CONFIGURATION, or quick).",
     ),
 ]
@@ -47,7 +41,7 @@ def validate_command(
     profile: Profile = "",
     keep: Keep = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory of the report.  [default: reports/TIME-PROFILE]")
+        Path | None, typer.Option(metavar="DIR", help="Directory of the report (default: reports/TIME-PROFILE).")
     ] = None,
     print_profile: Annotated[
         bool, typer.Option("--print-profile", help="Print the YAML of the profile, to copy and change, and exit.")
@@ -78,7 +72,7 @@ def baseline_command(
     profile: Profile = "",
     keep: Keep = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write.  [default: baseline.json of the lab]")
+        Path | None, typer.Option(metavar="FILE", help="File to write (default: baseline.json of the lab).")
     ] = None,
     directory: Directory = HERE,
     setting: Setting = None,

@@ -150,6 +150,8 @@ SHORTEST_ID = 6
 """Characters of a short id, unless it needs more: the random end of an id."""
 LATEST = 64
 """Runs, the last to begin, of which one may be under way: all may be ten thousand."""
+MOST_MEANT = 5
+"""Runs that an error lists at most where a name means several."""
 REACHED = "reached"
 """Name of the note with the last step of a run that did not pass."""
 EVIDENCE = "evidence.tar.gz"
@@ -651,17 +653,32 @@ def read(lab: Path, run_id: str) -> ShownRun:
 
 
 def find(lab: Path, run_id: str) -> str:
-    """Return the id that an id or ``latest`` means. ConfigError if there is no such run, with the nearest as hint."""
-    if run_id == "latest":
-        if not (run_ids := ids(lab)):
-            raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
-        return run_ids[0]
-    if not is_run(lab, run_id):
-        run_ids = ids(lab)
-        near = nearest(run_id, run_ids)
-        hint = f"did you mean `{near}`?" if near else f"the latest are {', '.join(run_ids[:5]) or 'none'}"
-        raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=hint)
-    return run_id
+    """Return the id of the run that this names. ConfigError if there is none, or several.
+
+    A run is named by its id, a unique beginning or end of it, ``latest``, or ``-1``, ``-2`` and so on, counted back.
+    """
+    if is_run(lab, run_id):
+        return run_id
+    run_ids = ids(lab)
+    place = 1 if run_id == "latest" else _counted_back(run_id)
+    if place and not run_ids:
+        raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
+    if place and place <= len(run_ids):
+        return run_ids[place - 1]
+    meant = [each for each in run_ids if run_id and (each.startswith(run_id) or each.endswith(run_id))]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        hint = f"one of {human.listed(meant, MOST_MEANT)}"
+        raise ConfigError(f"`{run_id}` is ambiguous: {len(meant)} runs begin or end with it", hint=hint)
+    near = nearest(run_id, run_ids)
+    hint = f"did you mean `{near}`?" if near else f"the latest are {', '.join(run_ids[:5]) or 'none'}"
+    raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=hint)
+
+
+def _counted_back(text: str) -> int:
+    """Return 1 for ``-1``, the latest run, 2 for ``-2``, and so on; 0 for other texts."""
+    return int(text[1:]) if re.fullmatch(r"-[0-9]{1,6}", text) else 0
 
 
 def read_result(lab: Path, run_id: str) -> Result | None:

@@ -34,9 +34,11 @@ class Mistake:
 TRAIN = {"train.py": "print(1)\n"}
 
 TYPED = (
-    Mistake("a command of Compose", "ps", 2, "No such command 'ps'", "labctl status"),
-    Mistake("options before the command", "-s LAB_NODES=3 up", 2, "No such option: -s", "options follow the command"),
-    Mistake("a number of nodes as an argument", "up 3", 2, "unexpected extra argument", "labctl up -s LAB_NODES=3"),
+    Mistake("a command of Compose", "ps", 2, "no command `ps`", "labctl status"),
+    Mistake(
+        "options before the command", "-s LAB_NODES=3 up", 2, "`-s` is before the command", "labctl up -s LAB_NODES=3"
+    ),
+    Mistake("a number of nodes as an argument", "up 3", 2, "unexpected argument `3`", "labctl up -s LAB_NODES=3"),
     Mistake("a script for a workload", "run train.py", 2, "no workload `train.py`", "--script train.py", files=TRAIN),
     Mistake("a workload misspelt", "run helo", 2, "no workload `helo`", "the nearest is `hello`"),
     Mistake(
@@ -46,7 +48,7 @@ TYPED = (
         "arguments without `--`",
         "run --script train.py --lr 0.1",
         2,
-        "No such option: --lr",
+        "no option `--lr`",
         "arguments of the script follow `--`",
         files=TRAIN,
     ),
@@ -54,7 +56,7 @@ TYPED = (
         "ranks as mpirun's option",
         "run --script train.py -n 4",
         2,
-        "No such option: -n",
+        "no option `-n`",
         "LAB_NODES and LAB_SLOTS",
         files=TRAIN,
     ),

@@ -105,7 +105,7 @@ def test_a_terminal_that_cannot_and_a_document_have_no_bar(
 def test_a_terminal_has_a_bar_and_lines_above_it_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Show progress on a pseudo-terminal: lines, warnings and notes stand above the bar as without one."""
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     screen = b""
     with terminal(monkeypatch) as master:
         output = Output()

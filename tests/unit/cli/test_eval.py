@@ -202,7 +202,7 @@ def test_files_are_written_also_where_it_fails(labctl: Labctl, out: Path, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["eval"], "Missing argument"),
+        (["eval"], "`labctl eval` needs DIR..."),
         (["eval", "none"], "none: no such directory"),
         (["eval", "out", "--per-node"], "--per-node needs --min"),
         (["eval", "out", "--lambda-csv", "x.csv"], "--lambda-csv needs --min"),
