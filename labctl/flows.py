@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -365,14 +365,14 @@ def show(context: Context, run: str) -> ShownRun:
     return opening.show(context, run)
 
 
-def compare(context: Context, runs: Iterable[str]) -> Comparison:
-    """Compare ended runs: differing settings and metrics. ConfigError for fewer than two."""
+def compare(context: Context, runs: Iterable[str], metrics: Collection[str] = ()) -> Comparison:
+    """Compare ended runs: differing settings and metrics, all or these. ConfigError for fewer than two."""
     from labctl.runs import compare as comparing
 
     recorded = opening.records(context, runs)
     if len(recorded) < 2:
         raise ConfigError("name two runs or more to compare", hint="labctl runs")
-    return comparing.compare(recorded)
+    return comparing.compare(recorded, metrics)
 
 
 def report(context: Context, named: Sequence[str], out: Path | None = None) -> WrittenReport:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 LONGEST = 60
 """Characters of a value that the text shows."""
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+"""Environment variables of which one is set where a browser can be opened."""
 
 
 def compare_command(
@@ -28,12 +32,15 @@ def compare_command(
         list[str],
         typer.Argument(metavar="RUN RUN...", callback=not_an_option, autocompletion=complete.run, help=RUN_HELP),
     ],
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Compare only this metric (repeatable; default: all).")
+    ] = None,
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
     """`labctl compare`: print what differs between runs, their figures, and whether these differ more than usual."""
     with answering(as_json=json) as output:
-        answer = flows.compare(context(directory, output), runs)
+        answer = flows.compare(context(directory, output), runs, metric or ())
         output.answer(answer, comparison_text(answer))
 
 
@@ -50,15 +57,30 @@ def report_command(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory of the report (default: reports/RUN).")
     ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser, or tell how to get it to one.")] = False,
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
-    """`labctl report`: write an HTML report of runs, or of a metrics.csv."""
+    """`labctl report`: write an HTML report of runs, or of a metrics.csv, and print its path."""
     with answering(as_json=json) as output:
         answer = flows.report(context(directory, output), runs or ["latest"], out)
-        output.answer(
-            answer, "\n".join((f"report: {answer.page}", *(f"picture: {picture}" for picture in answer.pictures)))
-        )
+        output.answer(answer, answer.page)
+        if open_ and (advice := open_page(Path(answer.page), os.environ)):
+            output.note(advice)
+
+
+def open_page(page: Path, environ: Mapping[str, str]) -> str:
+    """Open a page in a browser; return how to get it to one if there is none on this machine."""
+    import getpass
+    import webbrowser
+
+    if any(environ.get(name) for name in DISPLAYS) and webbrowser.open(page.as_uri()):
+        return ""
+    # Client's address and port, then this machine's as the client sees it.
+    connection = environ.get("SSH_CONNECTION", "").split()
+    address = connection[2] if len(connection) == 4 else "HOST"
+    user = environ.get("SUDO_USER") or getpass.getuser()
+    return f"no browser on this machine; on yours: {shlex.join(('scp', '-r', f'{user}@{address}:{page.parent}', '.'))}"
 
 
 def export_command(

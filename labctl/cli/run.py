@@ -497,7 +497,7 @@ def metric_title(name: str, spread: Spread) -> str:
 
 
 def run_text(run: Result | RunSummary, lab: Path) -> str:
-    """Render a run's result, or its state if it has none, with the paths of its evidence and record."""
+    """Render a run's result, or its state if it has none, with the paths of its debug bundle and record."""
     from labctl.records import store
 
     rows = [("run", run.run_id)]
@@ -507,7 +507,7 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
         rows.append(("state", f"{run.state}, {run.step}" if run.step else run.state))
     files = lab / "runs" / run.run_id
     if (files / "evidence.tar.gz").exists():
-        rows.append(("evidence", str(files / "evidence.tar.gz")))
+        rows.append(("debug bundle", str(files / "evidence.tar.gz")))
     rows.append(("files", str(files)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}} {text}" for name, text in rows)

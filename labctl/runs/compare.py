@@ -14,12 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.config.settings import sounds_secret
+from labctl.errors import ConfigError
 from labctl.model import Metric, Project, Result
 from labctl.records import store
 from labctl.records.metrics import Sample
 from labctl.runs import origin, series, spread
 from labctl.runs.spread import Effect, Spread
-from labctl.system import files
+from labctl.system import files, human
 
 CODE = (".py", ".sh")
 """Suffixes of files in a run's ``work/`` that are compared beside the script: ranks write other files there too."""
@@ -97,10 +98,13 @@ def read(lab: Path, result: Result) -> RecordedRun:
     )
 
 
-def compare(runs: Sequence[RecordedRun]) -> Comparison:
-    """Group runs with equal facts; return groups, differing facts, effects on metrics and a conclusion."""
+def compare(runs: Sequence[RecordedRun], metrics: Collection[str] = ()) -> Comparison:
+    """Group runs with equal facts; return groups, differing facts, effects on metrics and a conclusion.
+
+    ``metrics`` are the only ones to compare. ConfigError if no run has one of them.
+    """
     same: dict[tuple[tuple[str, str], ...], list[RecordedRun]] = {}
-    for run in _listed_alike(runs):
+    for run in _listed_alike(_with_only(metrics, runs) if metrics else runs):
         same.setdefault(tuple(sorted(run.facts.items())), []).append(run)
     named = {_letter(number): group for number, group in enumerate(same.values())}
     results = {name: [run.result for run in group] for name, group in named.items()}
@@ -114,6 +118,17 @@ def compare(runs: Sequence[RecordedRun]) -> Comparison:
         effects=effects,
         conclusion=spread.conclusion(effects, every, runs[0].target),
     )
+
+
+def _with_only(metrics: Collection[str], runs: Sequence[RecordedRun]) -> list[RecordedRun]:
+    """Return the runs with only these metrics. ConfigError if no run has one of them."""
+    known = dict.fromkeys(chain.from_iterable(run.result.metrics for run in runs))
+    for name in metrics:
+        if name not in known:
+            hint = f"they have {human.listed(known)}" if known else "labctl show RUN"
+            raise ConfigError(f"no metric `{name}` in these runs", hint=hint)
+    kept = ({name: value for name, value in run.result.metrics.items() if name in metrics} for run in runs)
+    return [replace(run, result=replace(run.result, metrics=own)) for run, own in zip(runs, kept, strict=True)]
 
 
 def _columns(groups: Sequence[Group], results: Mapping[str, Sequence[Result]]) -> Iterator[Group]:

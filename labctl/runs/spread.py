@@ -219,8 +219,11 @@ def conclusion(effects: Collection[Effect], spreads: Iterable[Spread], target: s
     if any(effect.verdict for effect in changed):
         return "usual: 99 % of runs with the same settings are no further apart, by the spread of those compared"
     runs = max((len(spread.values) for spread in spreads), default=0)
+    if not changed or runs >= ENOUGH:
+        return ""
     few = "1 run each is" if runs == 1 else f"{runs} runs are"
-    return f"{few} too few to tell; `labctl run {target} --repeat {ENOUGH}`" if changed and runs < ENOUGH else ""
+    needs = f" (needs {FEWEST} or more)" if runs < FEWEST else ""
+    return f"{few} too few to tell{needs}: `labctl run {target} --repeat {ENOUGH}`"
 
 
 def titled(metric: str, *, at_end: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from support.commandline import Labctl
 
 from labctl import flows
 from labctl.backends.docker.backend import DockerBackend
+from labctl.cli.results import open_page
 from labctl.model import Result
 
 FAST, SLOW = "20261125-203600-opt-tiny-0d07", "20261125-203700-opt-tiny-1e18"
@@ -52,7 +54,7 @@ B against A
   loss at the end: the same
   throughput: 54.8 % slower
 
-1 run each is too few to tell; `labctl run opt-tiny --repeat 5`
+1 run each is too few to tell (needs 3 or more): `labctl run opt-tiny --repeat 5`
 """
     assert answer.out == expected
 
@@ -73,7 +75,7 @@ throughput (samples/s)  24  18 (-25 %)
 
 throughput of {SLOW}: same settings; 25 % slower
 
-2 runs are too few to tell; `labctl run opt-tiny --repeat 5`
+2 runs are too few to tell (needs 3 or more): `labctl run opt-tiny --repeat 5`
 """
     assert labctl("compare", FAST, SLOW).out == expected
 
@@ -118,9 +120,19 @@ def test_compare_as_json_has_groups_columns_differences_and_effects(two: Labctl)
     assert document["conclusion"].startswith("1 run each is too few to tell")
 
 
+def test_compare_of_one_metric_is_of_that_alone(two: Labctl) -> None:
+    """Compare with --metric: the other metrics are not shown, what differs is."""
+    out = two("compare", FAST, SLOW, "--metric", "throughput").out
+    assert "--micro-batch  4  1" in out
+    assert "throughput: 54.8 % slower" in out
+    assert "loss" not in out
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ((FAST, SLOW, "--metric", "speed"), "no metric `speed` in these runs"),
+        ((FAST, SLOW, "--metric", "speed"), "they have loss, throughput"),
         ((FAST,), "name two runs or more"),
         ((FAST, FAST), "name two runs or more"),
         ((FAST, "nope"), "no run `nope`"),
@@ -140,6 +152,37 @@ def test_report_writes_the_page_and_says_where(two: Labctl) -> None:
     assert "the log" in page.read_text(encoding="utf-8")
     assert two("report", FAST, SLOW, "--out", "both").code == 0
     assert "2 runs compared" in (two.directory / "both/report.html").read_text(encoding="utf-8")
+
+
+def test_report_prints_the_path_of_the_page_and_nothing_else(two: Labctl) -> None:
+    """Run report: one line, the page's path."""
+    assert two("report", FAST).out == f"{two.directory}/reports/{FAST}/report.html\n"
+
+
+def test_report_open_opens_the_page_in_a_browser(two: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run report --open with a display: the browser gets the page's address, and no advice is printed."""
+    opened: list[str] = []
+
+    def browse(url: str) -> bool:
+        opened.append(url)
+        return True
+
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("webbrowser.open", browse)
+    answer = two("report", FAST, "--open")
+    assert opened == [f"file://{two.directory}/reports/{FAST}/report.html"]
+    assert (answer.code, "scp" in answer.err) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [({"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.5 22", "SUDO_USER": "ann"}, "ann@10.0.0.5"), ({}, "@HOST")],
+)
+def test_a_page_without_a_browser_comes_with_the_command_that_copies_it(environ: dict[str, str], address: str) -> None:
+    """Open a page without a display: scp from the address that ssh came to, or from HOST."""
+    advice = open_page(Path("/lab/reports/a b/report.html"), environ)
+    assert f"{address}:/lab/reports/a b' ." in advice
+    assert advice.startswith("no browser on this machine; on yours: scp -r ")
 
 
 def test_report_refuses_a_csv_that_there_is_not(two: Labctl) -> None:
@@ -194,7 +237,7 @@ throughput (samples/s)  11    3     10 to 12  9.1 %
 
 throughput of r2: same settings; 14.3 % faster; runs with the same settings spread too much to tell
 
-3 runs are too few to tell; `labctl run hello --repeat 5`
+3 runs are too few to tell: `labctl run hello --repeat 5`
 """)
 
 
@@ -207,7 +250,7 @@ throughput (samples/s)  10.5  2     10 to 11  -
 
 throughput of r1: same settings; 10 % faster
 
-2 runs are too few to tell; `labctl run hello --repeat 5`
+2 runs are too few to tell (needs 3 or more): `labctl run hello --repeat 5`
 """)
 
 

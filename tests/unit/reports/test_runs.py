@@ -277,7 +277,7 @@ def test_several_runs_are_on_one_page_with_what_differs_and_what_it_did(tmp_path
     assert '<th scope="row">--micro-batch</th><td data-head="A">4</td><td data-head="B">1</td>' in page
     assert "<li>throughput: 54.8 % slower</li>" in page
     assert "11.2 samples/s (-54.8 %)" in page
-    assert "1 run each is too few to tell; <code>labctl run opt-tiny --repeat 5</code>" in page
+    assert "1 run each is too few to tell (needs 3 or more): <code>labctl run opt-tiny --repeat 5</code>" in page
     assert FIRST in page
     assert SECOND in page
 

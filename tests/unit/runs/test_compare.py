@@ -45,7 +45,7 @@ MICRO_4 = ("--micro-batch", "4")
 MICRO_1 = ("--micro-batch", "1")
 
 
-TOO_FEW = "too few to tell; `labctl run opt-tiny --repeat 5`"
+TOO_FEW = "too few to tell (needs 3 or more): `labctl run opt-tiny --repeat 5`"
 
 
 def changes(compared: Comparison, metric: str = "throughput") -> dict[str, float | None]:

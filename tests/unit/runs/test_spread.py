@@ -59,7 +59,7 @@ def test_of_two_runs_the_second_is_compared_with_the_first_and_neither_told_from
     """Compare two runs: the change without judgement, "2 runs are too few"."""
     repeats = repeated(results((24.0, 18.0)), "hello")
     assert list(map(in_words, repeats.effects)) == ["throughput of r2: same settings; 25 % slower"]
-    assert repeats.conclusion == "2 runs are too few to tell; `labctl run hello --repeat 5`"
+    assert repeats.conclusion == "2 runs are too few to tell (needs 3 or more): `labctl run hello --repeat 5`"
     assert repeats.spread["throughput"].usual is None
 
 
@@ -69,7 +69,7 @@ def test_runs_that_spread_by_more_than_a_factor_of_two_tell_nothing() -> None:
     (effect,) = repeats.effects
     assert (effect.basis, effect.noise, effect.verdict) == ("runs", None, None)
     assert in_words(effect).endswith("% faster; runs with the same settings spread too much to tell")
-    assert repeats.conclusion == "3 runs are too few to tell; `labctl run hello --repeat 5`"
+    assert repeats.conclusion == "3 runs are too few to tell: `labctl run hello --repeat 5`"
 
 
 def test_a_single_run_and_runs_that_are_the_same_conclude_nothing() -> None:
