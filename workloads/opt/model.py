@@ -10,7 +10,7 @@ from typing import Any
 import deepspeed
 import torch
 from script_exit import InputError
-from shapes import Config
+from shapes import Config, random_weights
 from torch import nn
 from transformers.initialization import no_init_weights
 from transformers.models.opt.configuration_opt import OPTConfig
@@ -81,13 +81,13 @@ def find_snapshot(name: str) -> tuple[Path | None, str]:
     if found := [path for path in snapshots if weight_files(path)]:
         newest = max(found, key=lambda path: path.stat().st_mtime)
         return newest, str(newest)
-    return None, f"random initialisation from configs/{name}.json (no snapshot of facebook/{name} under {hubs[0]})"
+    return None, random_weights(name, hubs[0])
 
 
 def choose_weights(name: str, given: Path | None, *, rehearse: bool) -> tuple[Path | None, str]:
     """Return the path of a model's weights, None for random ones, and a description. InputError if absent."""
     if rehearse:
-        return None, "random initialisation, as rehearsed"
+        return None, "random (a rehearsal)"
     if given is None:
         return find_snapshot(name)
     if not weight_files(given):

@@ -11,6 +11,8 @@ from script_exit import InputError
 Config = dict[str, Any]
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
+UNPUBLISHED = ("opt-tiny",)
+"""Models of which there are no weights to download."""
 LORA_MODULES = ("q_proj", "v_proj")
 LINEAR_LAYERS = {
     "decoder.layers.N.self_attn.q_proj": ("hidden_size", "hidden_size"),
@@ -34,6 +36,13 @@ def load(name: str) -> Config:
         raise InputError(f"no model {name!r}; there are {', '.join(names())}")
     config: Config = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
     return config
+
+
+def random_weights(name: str, hub: Path) -> str:
+    """Return why a model starts with random weights: it has no published ones, or they are not in the cache."""
+    if name in UNPUBLISHED:
+        return "random (this model has no published weights)"
+    return f"random (facebook/{name} is not in the cache {hub})"
 
 
 def linear_layers(config: Config) -> dict[str, tuple[int, int]]:

@@ -243,7 +243,20 @@ def test_the_peak_is_found_by_the_devices_name(opt: Opt, name: str, peak: float 
     assert opt.flops.peak(name) == peak
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("opt-tiny", "random (this model has no published weights)"),
+        ("opt-125m", "random (facebook/opt-125m is not in the cache /hub)"),
+    ],
+)
+def test_random_weights_say_whether_there_are_others(opt: Opt, name: str, why: str) -> None:
+    """Describe random weights: of a model without published ones, and of one that is not in the cache."""
+    assert opt.shapes.random_weights(name, Path("/hub")) == why
+
+
 OUTPUT = {
+    "learning_rate": ("worker-0: step 3/8 loss 0.8887 lr 1.0e-03 tokens/s 166 accuracy 0.2500", 1e-3),
     "loss": ("worker-0: step 3/8 loss 0.8887 lr 1.0e-03 tokens/s 166 accuracy 0.2500", 0.8887),
     "accuracy": ("worker-0: Accuracy: 0.6250 in the last 2 steps", 0.625),
     "reward": ("worker-0: step 2/6 loss -1.9 lr 6.7e-04 tokens/s 31 reward -1.1890 critic_loss 2.0292 kl 0.4", -1.189),
