@@ -106,7 +106,7 @@ audit: $(VENV)/.developer  ## known vulnerabilities of what labctl and its image
 
 wheel: $(VENV)/.developer  ## source archive and wheel, in dist/
 	rm -rf dist
-	$(VENV)/bin/python -m build --quiet 2>&1 | grep -v ' is ignored: ' || [ $$(ls dist | wc -l) = 2 ]
+	$(VENV)/bin/python -m build > /dev/null
 	@ls -sh dist && printf '%s\n' '' next: "  pipx install --force $$(ls dist/*.whl)"
 
 clean:  ## what make made: the environment and caches
