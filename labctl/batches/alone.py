@@ -290,8 +290,8 @@ class Trial:
 COMPUTED = 3
 """Runs of each node whose results are compared, if the first ones differ."""
 DISAGREES = {
-    "bad": "it computes wrongly: its results are not those of the other nodes of its hardware",
-    "unsure": "nodes of the same hardware computed different results, and no result is that of most",
+    "bad": "its results are wrong: they differ from those of the other nodes with the same hardware",
+    "unsure": "nodes with the same hardware computed different results, and no result has a majority",
 }
 SPARE = 3
 """Turns more than are needed without noise."""
@@ -336,7 +336,7 @@ def said(judged: Judged) -> str:
         return f"{human.share(judged.speed)} of the others ({rounds}); {why_unsure(judged)}"
     text = f"{human.share(judged.speed)} of the others ({evidence.p_text(judged.p)}, {rounds})"
     if judged.verdict == "bad" and judged.held > HELD:
-        return f"{text}; a quota of its own held it back for {human.share(judged.held)} of its time"
+        return f"{text}; its own CPU quota throttled it for {human.share(judged.held)} of its time"
     return text
 
 
@@ -345,10 +345,10 @@ def why_unsure(judged: Judged) -> str:
     if judged.doubt:
         return judged.doubt
     if judged.lost > DISTURBED:
-        return f"other programs took {human.share(judged.lost)} of its time, which may hide that it is slow"
+        return f"other programs took {human.share(judged.lost)} of its time, so it may be slow or only disturbed"
     bounds = [human.share(bound) for bound in (judged.low, judged.high) if bound is not None]
     if len(bounds) == 2:
-        return f"surely between {bounds[0]} and {bounds[1]}, too near to the limit"
+        return f"somewhere between {bounds[0]} and {bounds[1]}, too close to the limit to tell"
     varied = max(judged.values) / max(min(judged.values), LEAST)
     return f"its fastest round was {human.number(varied)} times as fast as its slowest"
 

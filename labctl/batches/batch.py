@@ -112,7 +112,7 @@ def run_jobs(
             """Launch the run, at most LAUNCHED at once; Interrupted if the batch was stopped before."""
             with launching:
                 if stopped.is_set():
-                    raise Interrupted("the batch was stopped before")
+                    raise Interrupted("the batch was stopped before this job started")
                 return start.launch(quiet, start.Request(workload=workload, options=of_job))
 
         return run_job(backend, directory, launch, job, note)
@@ -131,7 +131,9 @@ def plan(lab: Lab, workload: Workload, directories: Iterable[Path], options: Run
     """Return a new batch: each hostfile of the sets as a job, ``repeat`` times. ConfigError if one is unusable."""
     sets = [(directory.resolve().name, hostfiles.listed(directory)) for directory in directories]
     if twice := repeated(name for name, _ in sets):
-        raise ConfigError(f"two sets are named {twice}", hint="their logs would have the same names: rename one")
+        raise ConfigError(
+            f"two directories of hostfiles are named {twice}", hint="rename one: their logs would have the same paths"
+        )
     jobs_of_turn: list[tuple[str, BatchJob]] = []
     for name, paths in sets:
         folder = f"{name}/" if len(sets) > 1 else ""
@@ -143,7 +145,7 @@ def plan(lab: Lab, workload: Workload, directories: Iterable[Path], options: Run
             replace(job, repeat=turn, log=f"{folder}{short}_{turn}_{job.job}.log") for folder, job in jobs_of_turn
         ]
     if twice := repeated(job.log for job in planned):
-        raise ConfigError(f"two hostfiles would have the log {twice}", hint="rename one of them")
+        raise ConfigError(f"two hostfiles would write the same log, {twice}", hint="rename one of them")
     metric = metric_of(workload)
     return Batch(
         id=secrets.token_hex(8),
@@ -199,7 +201,7 @@ def begin(directory: Path, batch: Batch, lab: Lab, *, resume: bool) -> Batch:
         batch = resumed(directory, batch, lab)
     elif record.load(directory):
         raise ConfigError(
-            f"{directory} has the record of a batch", hint="--resume goes on with it, --out names another"
+            f"{directory} already has a batch", hint="--resume continues it, --out DIR starts another"
         )
     record.create(directory, batch)
     return batch
@@ -212,18 +214,20 @@ def resumed(directory: Path, batch: Batch, lab: Lab) -> Batch:
     """
     saved = record.load(directory)
     if saved is None:
-        raise ConfigError(f"{directory} has no record of a batch", hint="leave out --resume")
+        raise ConfigError(f"{directory} has no batch to resume", hint="leave out --resume")
     if saved.workload != batch.workload:
         raise ConfigError(f"{directory} is a batch of `{saved.workload}`, not of `{batch.workload}`")
     theirs = {job.log: (job.hostfile, job.nodes) for job in saved.jobs}
     for job in batch.jobs:
         if theirs.pop(job.log, ()) != (job.hostfile, job.nodes):
-            raise ConfigError(f"{directory}: {job.log} was not of this batch, or on other nodes", hint="--out DIR")
+            raise ConfigError(f"{directory}: {job.log} was not in this batch, or ran on other nodes", hint="--out DIR")
     if theirs:
-        raise ConfigError(f"{directory}: {next(iter(theirs))} is not of this batch", hint="name all sets that it had")
+        raise ConfigError(
+            f"{directory}: the batch also had {next(iter(theirs))}", hint="give all directories of hostfiles that it had"
+        )
     if saved.request != batch.request:
         before, asked = json.dumps(saved.request, sort_keys=True), json.dumps(batch.request, sort_keys=True)
-        raise ConfigError(f"{directory} was begun with other options: {before}, not {asked}", hint="--out DIR")
+        raise ConfigError(f"{directory} was started with other options: {before}, not {asked}", hint="--out DIR")
     launched, unjudged = unknown_runs(lab.directory, saved), frozenset(store.unjudged(lab.directory))
     return replace(saved, jobs=tuple(again(job, launched, unjudged) for job in saved.jobs))
 

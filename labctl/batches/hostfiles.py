@@ -56,7 +56,7 @@ def groups(names: tuple[str, ...], size: int, pattern: Pattern, seed: int = 0) -
     there are too few names, or the pattern is one of pairs and ``size`` is not 2.
     """
     if size > len(names):
-        raise ConfigError(f"--size {size}: the list has {human.count(len(names), 'node')}")
+        raise ConfigError(f"--size {size}: the list has only {human.count(len(names), 'node')}")
     if pattern in ("pairs", "all-pairs") and size != 2:
         raise ConfigError(f"--pattern {pattern} makes pairs, not groups of {size}", hint="--size 2, or another pattern")
     if pattern == "all-pairs":
@@ -177,8 +177,8 @@ def write(directory: Path, hostfiles: Mapping[str, str]) -> None:
     if not others:
         others = [name for name in sorted(present) if present[name].read_text(errors="replace") != hostfiles[name]]
     if others:
-        hint = f"rm -r {directory}, or another directory: --out DIR"
-        raise ConfigError(f"{directory / others[0]} is not of this set", hint=hint)
+        hint = f"rm -r {directory}, or choose another directory: --out DIR"
+        raise ConfigError(f"{directory / others[0]} does not belong to this set of hostfiles", hint=hint)
     with files.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in hostfiles.items():

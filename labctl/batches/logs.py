@@ -57,8 +57,8 @@ def compile_pattern(text: str) -> re.Pattern[bytes]:
     except re.error as error:
         raise ConfigError(f"--pattern {quote(text)}: {error}", hint=f"--pattern '{THROUGHPUT}'") from error
     if pattern.groups != 1:
-        hint = f"one group, around the number: '{THROUGHPUT}'; (?:...) is no group"
-        raise ConfigError(f"--pattern {quote(text)} has {pattern.groups or 'no'} groups", hint=hint)
+        hint = f"write one capturing group, around the number: '{THROUGHPUT}'; (?:...) does not capture"
+        raise ConfigError(f"--pattern {quote(text)} has {pattern.groups or 'no'} capturing groups", hint=hint)
     return pattern
 
 
@@ -77,7 +77,7 @@ def read(directory: Path, pattern: str = "") -> tuple[Measured, ...]:
     if not runs:
         nested = sorted({str(path.parent) for path in directory.glob("*/*.log")})
         hint = f"labctl eval {' '.join(nested[:4])}" if nested else "logs are named like opt-350m_1_1xN_batch0001.log"
-        raise ConfigError(f"{directory}: no *.log in it", hint=hint)
+        raise ConfigError(f"{directory}: no *.log file found", hint=hint)
     return runs
 
 
@@ -147,7 +147,7 @@ def _logged(path: str, pattern: re.Pattern[bytes], unit: str) -> Measured:
             names = tuple(dict.fromkeys(_hosts(iter(lambda: stream.readline(LONGEST_LINE), b""))))
             value, odd = _last_in_file(stream, pattern)
         if value is not None and value <= 0 and unit:
-            value, odd = None, f"{human.number(value)} {unit} is no throughput"
+            value, odd = None, f"{human.number(value)} {unit} is not a throughput"
         if value is None:
             cause, message = "no-metric", odd or f"nothing matches `{pattern.pattern.decode(errors='replace')}`"
     except OSError as error:
@@ -208,7 +208,7 @@ def last_number(data: bytes | mmap.mmap, pattern: re.Pattern[bytes]) -> tuple[fl
         elif abs(number) <= LARGEST:
             value = number
         else:
-            value, odd = None, f"{quoted} is no number"
+            value, odd = None, f"{quoted} is not a number"
     return value, odd
 
 

@@ -209,7 +209,7 @@ def _checks(value: Value) -> tuple[Check, ...]:
             raise item.error(f"two checks are named `{check.name}`", hint="give one of them a `name` of its own")
         checks[check.name] = check
     if not checks:
-        raise value.error("there is no check", hint="`checks: [{workload: ssh-check}]` has one")
+        raise value.error("`checks` is empty", hint="name at least one, such as `checks: [{workload: ssh-check}]`")
     return tuple(checks.values())
 
 
@@ -263,7 +263,7 @@ def _limit(name: str, value: Value) -> Limit:
     fields: Schema = {"min": Value.number, "max": Value.number, "lower_is_better": Value.flag, "source": Value.text}
     limit = Limit(metric=name, **value.read(fields))
     if limit.min is not None and limit.max is not None:
-        raise value.error(f"`{name}` has both `min` and `max`", hint="a metric is judged by one of them")
+        raise value.error(f"`{name}` has both `min` and `max`", hint="keep one of them")
     return limit
 
 

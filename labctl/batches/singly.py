@@ -186,4 +186,4 @@ class _Search:
         lost = [self.judged[node].lost for node in unsure if node in self.judged]
         if lost and max(lost) > evidence.DISTURBED:
             return f"Other programs used {human.share(max(lost))} of the host: repeat when it is idle."
-        return f"{self.number} rounds are too few for so uneven runs: repeat with longer ones."
+        return f"The runs vary too much to tell after {self.number} rounds: repeat with longer runs."

@@ -355,7 +355,7 @@ class _Course(Verdicts):
             return Outcome("skipped", NO_LAB)
         outcome, first = self.doctor(), self.steps[0]
         if first.status == "failed" and outcome.status == "passed":
-            self.steps[0] = replace(first, status="passed", message=f"{first.message}; `up` mended it", advice="")
+            self.steps[0] = replace(first, status="passed", message=f"{first.message}; `labctl up` repaired it", advice="")
         return outcome
 
     def usable(self) -> tuple[str, ...]:
@@ -539,7 +539,7 @@ class _Course(Verdicts):
             return Outcome("unsure", f"{human.listed(diagnosis.unsure)}: {diagnosis.note} ({tried})", self.repeat)
         if not diagnosis.good:
             return Outcome("failed", f"{diagnosis.note} ({tried})", self.doubt(check))
-        return Outcome("passed", f"no node or link alone is bad ({tried}) {diagnosis.note}".rstrip())
+        return Outcome("passed", f"no single node or link is bad ({tried}) {diagnosis.note}".rstrip())
 
     def clean_up(self, *, keep: bool) -> Outcome:
         """Remove the lab and fail if something is left; skipped if it was up before, with ``keep``, or not begun."""
@@ -561,7 +561,7 @@ class _Course(Verdicts):
     def advice(self, node: str, cause: Cause) -> str:
         """Return what to do about a node: commands to look at it, and to drain its host unless it is this machine."""
         look, host = f"look at {node}: {self.look_at(node, cause)}", self.placement[node]
-        return look if host == HERE else f"{look}; until it is mended, take {host} out of use by a line in drained.txt"
+        return look if host == HERE else f"{look}; until it is repaired, list {host} in drained.txt"
 
     def look_at(self, node: str, cause: Cause) -> str:
         """Return the commands that show what is wrong with a node, by its host's hardware."""
@@ -576,7 +576,7 @@ class _Course(Verdicts):
     def doubt(self, check: Check) -> str:
         """Return what to do where a check is doubted before the nodes that did not pass it."""
         shown = f"`{self.profile.command} --print-profile`"
-        return f"look at what the nodes share (`labctl doctor`), and at workload and limits of {check.name} ({shown})"
+        return f"check what the nodes share (`labctl doctor`), and the workload and the limits of {check.name} ({shown})"
 
 
 def _hook_failure(part: str, result: CompletedProcess) -> str:

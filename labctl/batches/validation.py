@@ -81,7 +81,7 @@ def _baseline(context: Context, profile: Profile) -> Baseline | None:
     """Read the lab's baseline; None if there is none or, with a notice, if another profile recorded it."""
     recorded = baseline.read(context.directory / baseline.FILE)
     if recorded and recorded.profile != profile.name:
-        context.notice(f"{baseline.FILE} is one of profile {recorded.profile}: not compared with")
+        context.notice(f"not compared with {baseline.FILE}: it was recorded with profile {recorded.profile}")
         return None
     return recorded
 

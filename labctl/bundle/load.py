@@ -76,15 +76,15 @@ def load_bundle(
         env, dropped = own_settings(bundle, Path(folder, ".env"), context.flags)
         if dropped:
             context.warn(
-                f"not taken from the bundle: {human.listed(dropped, len(dropped))}, which open this machine: "
-                f"those that this machine has go into {context.directory / '.env'}"
+                f"settings of the bundle left out: {human.listed(dropped, len(dropped))}, which mount directories or publish "
+                f"ports of this machine; set your own in {context.directory / '.env'}"
             )
         settings = config.load(Path(folder), context.environ, context.flags)
         cache = Path(settings.text(CACHE))
         files = of_lab(bundle, env, context.directory, force=force)
         cached = of_cache(bundle, cache)
         if outside := sorted(bundle.below("cache").keys() - cached_in(bundle).keys()):
-            context.warn(f"not written: {human.listed(outside, 3)}: only {' and '.join(CACHED)} go into a cache")
+            context.warn(f"not written: {human.listed(outside, 3)}: only {' and '.join(CACHED)} belong in a cache")
         skipped = unwanted(files, context, ask)
         files = {path: member for path, member in files.items() if path not in skipped}
         to_write = {**files, **cached}
@@ -135,7 +135,7 @@ def checked(path: Path, notice: Notice) -> Bundle:
         raise HostError(f"{path} does not say which lab it holds", hint=AGAIN)
     env = bundle.below("lab").get(".env")
     if env is None or env.target:
-        raise HostError(f"{path} holds no .env: it is not a lab's", hint=AGAIN)
+        raise HostError(f"{path} has no .env, so it is not the bundle of a lab", hint=AGAIN)
     require_saved(bundle)
     return bundle
 
@@ -176,7 +176,7 @@ def require_saved(bundle: Bundle) -> None:
     odd += [f"lab/{name}" for name in files if SKIPPED & {*PurePosixPath(name).parts} or is_override(name)]
     odd += [f"locks/{name}" for name in bundle.below("locks") if not re.fullmatch(r"[\w.-]+\.lock", name)]
     if odd:
-        raise HostError(f"{bundle.path}: `{odd[0]}` in it is no file of a lab", hint="do not use this file")
+        raise HostError(f"{bundle.path}: `{odd[0]}` does not belong in a lab", hint="do not use this file")
 
 
 def unwanted(files: Iterable[Path], context: Context, ask: Callable[[str], bool] | None) -> tuple[Path, ...]:
@@ -214,7 +214,7 @@ def of_lab(bundle: Bundle, env: BundleEntry, directory: Path, *, force: bool) ->
     others = sorted(str(path.relative_to(directory)) for path in missing if os.path.lexists(path))
     if others and not force:
         raise ConfigError(
-            f"{directory} has other content than the bundle: {human.listed(others, 3)}",
+            f"files in {directory} differ from those of the bundle: {human.listed(others, 3)}",
             hint="load it into another directory, or --force to replace those files",
         )
     for path in missing:

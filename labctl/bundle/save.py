@@ -198,9 +198,9 @@ def of_lab(directory: Path, *, secrets: bool) -> tuple[list[Entry], list[Exclude
     dockerfile = env.text("LAB_DOCKERFILE")
     folders = (*FOLDERS, *folder_of_dockerfile(dockerfile))
     if dockerfile and folders == FOLDERS:
-        excluded.append(ExcludedFile(dockerfile, "not in a folder of the lab directory"))
+        excluded.append(ExcludedFile(dockerfile, "not in a subfolder of the lab directory"))
     if (directory / OVERRIDE).exists():
-        excluded.append(ExcludedFile(OVERRIDE, "it may open the machine that loads it: copy it yourself"))
+        excluded.append(ExcludedFile(OVERRIDE, "it may give containers access to the machine that loads it: copy it yourself"))
     for entry in chain.from_iterable(walk(directory, folder) for folder in folders):
         if is_override(entry.name):
             continue
@@ -233,7 +233,7 @@ def is_override(name: str) -> bool:
 def not_cached(cache: Path) -> list[ExcludedFile]:
     """List the folders and files of the cache that are not saved, except labctl's own files."""
     others = (path for path in sorted(cache.iterdir()) if not f"{path.name}/".startswith((*CACHED, ".labctl")))
-    return [ExcludedFile(str(path), f"only {' and '.join(CACHED)} of a cache go along") for path in others]
+    return [ExcludedFile(str(path), f"only {' and '.join(CACHED)} of a cache are saved") for path in others]
 
 
 def add_cache(writer: BundleWriter, cache: Path, context: Context) -> None:

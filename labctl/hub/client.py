@@ -102,8 +102,8 @@ def look_up(hub: Hub, kind: Kind, name: str) -> Repository:
     repository = Repository(kind=kind, name=name, revision=info.sha or "", files=files, folder=hub.folder(kind, name))
     if wrong := impossible(repository):
         raise HostError(
-            f"{kind} {name}: the hub at {hub.shown} gives {wrong}",
-            hint="unset HF_ENDPOINT, if that names a mirror; then re-run",
+            f"{kind} {name}: the hub at {hub.shown} returned {wrong}",
+            hint="if HF_ENDPOINT names a mirror, unset it; then re-run",
         )
     return repository
 
@@ -118,12 +118,12 @@ def _remote_file(listed: RepoSibling) -> RemoteFile:
 def impossible(repository: Repository) -> str:
     """Describe what is invalid in a hub's answer, and may be an attempt to write outside the cache; else empty."""
     if not re.fullmatch(r"[0-9a-f]{40}", repository.revision):
-        return f"no revision: {ascii(repository.revision)[:100]}"
+        return f"an invalid revision: {ascii(repository.revision)[:100]}"
     for file in repository.files:
         if not (file.path.isprintable() and file.path and is_below(file.path)):
             return f"a file that cannot be in a repository: {ascii(file.path)[:100]}"
         if not re.fullmatch(r"[0-9a-f]{64}" if file.large else r"[0-9a-f]{40}", file.blob) or file.size < 0:
-            return f"no hash or size of {file.path}: {ascii(file.blob)[:100]}, {file.size}"
+            return f"an invalid hash or size of {file.path}: {ascii(file.blob)[:100]}, {file.size}"
     return ""
 
 

@@ -165,7 +165,7 @@ def _require_harmless(path: Path, folder: Path) -> None:
     if stat.S_ISLNK(mode) and is_cache_link and not os.path.isdir(path):  # noqa: PTH112
         return
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        kind = "a link" if stat.S_ISLNK(mode) else "no regular file"
+        kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
         raise HostError(
             f"{path} is {kind}: a container may have put it there, to change other files",
             hint=f"rm {shlex.quote(str(path))}",

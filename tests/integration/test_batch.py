@@ -177,7 +177,7 @@ def test_a_batch_whose_labctl_was_killed_goes_on_and_runs_every_job_once(lab: La
     assert {job.state for job in before} > {"done"}
     done = {job.log: job for job in before if job.state == "done"}
     refused = lab.call(*argv, "--", "30").expect(2).err
-    assert "killed has the record of a batch" in refused
+    assert "killed already has a batch" in refused
     answer = lab.call(*argv, "--resume", "--json", "--", "30").expect(0)
     after = batch(lab, "killed").jobs
     assert [(job.state, job.verdict) for job in after] == [("done", "PASS")] * 4

@@ -187,7 +187,7 @@ def test_a_cluster_without_the_operator_is_told_what_to_install(cluster: Cluster
     lab = lab_of(LAB_K8S_JOB="mpijob")
     with cluster.serving():
         answer = refused(lab)
-    assert "knows no MPIJob" in answer.err
+    assert "has no MPIJob" in answer.err
     assert "install Kubeflow's mpi-operator" in answer.err
 
 

@@ -55,7 +55,7 @@ def test_the_server_takes_every_declared_workload(
 ) -> None:
     """The API server takes the manifests of 30 workloads or more as a dry run, per accelerator and kind."""
     if not definitions(api)[kind]:
-        pytest.skip(f"the cluster knows no {kind}")
+        pytest.skip(f"the cluster has no {kind}")
     given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": accelerator, "LAB_K8S_JOB": kind}
     loaded = settings.load(tmp_path, given, {})
     where = target.read(loaded, accelerator)
@@ -90,7 +90,7 @@ def test_the_server_takes_workers_on_nodes_by_name(
 ) -> None:
     """The API server accepts the job and the worker's pod with an affinity for, or against, nodes by name."""
     if not definitions(api)[kind]:
-        pytest.skip(f"the cluster knows no {kind}")
+        pytest.skip(f"the cluster has no {kind}")
     given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": "cpu", "LAB_K8S_JOB": kind}
     loaded = settings.load(tmp_path, given, {})
     where, options = target.read(loaded, "cpu"), RunOptions()
@@ -110,7 +110,7 @@ def test_the_server_takes_workers_on_nodes_by_name(
 def test_a_misspelt_field_is_refused(api: Api, tmp_path: Path, kind: target.Kind) -> None:
     """The API server takes the job of matmul, and refuses it with an unknown field: kind and name are said."""
     if not definitions(api)[kind]:
-        pytest.skip(f"the cluster knows no {kind}")
+        pytest.skip(f"the cluster has no {kind}")
     given = {**ASKED, "LAB_K8S_NAMESPACE": api.namespace, "LAB_ACCELERATOR": "cpu", "LAB_K8S_JOB": kind}
     loaded = settings.load(tmp_path, given, {})
     where, options = target.read(loaded, "cpu"), RunOptions()

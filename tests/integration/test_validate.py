@@ -101,7 +101,7 @@ SAME_LOSSES = "[{workload: opt-tiny, name: same-losses, nodes: each, rehearse: t
 
 
 def test_a_node_that_flips_a_bit_computes_wrongly(fresh_lab: FreshLab) -> None:
-    """worker-2 flips a bit of its parameters: exit code 5, it is failing as it computes wrongly."""
+    """worker-2 flips a bit of its parameters: exit code 5, it is failing as its results are wrong."""
     lab = fresh_lab(LAB_NODES="3")
     training = lab.path / "workloads/opt/sft.py"
     text = training.read_text()
@@ -115,7 +115,7 @@ def test_a_node_that_flips_a_bit_computes_wrongly(fresh_lab: FreshLab) -> None:
         "worker-1": "good",
         "worker-2": "failing",
     }
-    assert "it computes wrongly" in validation["nodes"][2]["evidence"][0]
+    assert "its results are wrong" in validation["nodes"][2]["evidence"][0]
 
 
 def test_the_baseline_of_a_lab_that_is_up_is_kept(lab: Lab) -> None:

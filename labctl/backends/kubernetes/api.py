@@ -179,7 +179,7 @@ class Api:
         hint = ""
         if status == 401:
             message = f"the API server {self.server} does not accept the credentials of this context: {message}"
-            hint = "log in to the cluster again: a token or certificate in the kubeconfig has expired, or is another's"
+            hint = "log in to the cluster again: the token or certificate in the kubeconfig has expired, or is of another cluster"
         elif status == 403:
             hint = grant(*asked_for(method, path), self.namespace if f"/namespaces/{self.namespace}" in path else "")
         return Refused(status, message, hint)
@@ -519,7 +519,7 @@ class KubernetesEngine:
         If labctl is killed, the program goes on until the end of its input.
         """
         if secret_env:
-            raise ConfigError("a program in a pod is given no secrets")
+            raise ConfigError("a program in a pod cannot be given secrets")
         mark = secrets.token_hex(8)
         parts = [variable.partition("=") for variable in environment]
         pairs = tuple((name, value) for name, _, value in parts)
@@ -606,7 +606,7 @@ def outputs_of(
             if not open_before:
                 return
             if deadline and time.monotonic() > deadline:
-                raise process.ProcessTimeout(f"{shlex.join(argv)}: not done within {human.duration(limit or 0)}")
+                raise process.ProcessTimeout(f"`{shlex.join(argv)}` timed out after {human.duration(limit or 0)}")
             if pulse and socket.is_open():
                 socket.write_stdin(b"\n")
 

@@ -53,18 +53,18 @@ if TYPE_CHECKING:
     from labctl.records.verdict import RunOutcome
     from labctl.system.process import CompletedProcess
 
-PODS = "there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for hosts"
+PODS = "on Kubernetes each `labctl run` starts its own pods; for Docker hosts: -s LAB_ENGINE=docker"
 UNSUPPORTED: Mapping[str, str] = {
     "up": PODS,
     "render": "labctl k8s render WORKLOAD",
     "devcontainer": PODS,
-    "build": "docker build and push an image, and name it: LAB_IMAGE in .env",
+    "build": "build and push an image with docker, then name it: LAB_IMAGE in .env",
     "clean": "labctl down",
-    "keys rotate": "each run has keys of its own",
+    "keys rotate": "each run has its own keys",
     "down --images": "nodes remove images themselves",
     "jupyter": "kubectl port-forward, and labctl exec -- jupyter lab",
     "bundle save": "labctl k8s export WORKLOAD --kustomize DIR",
-    "cache --hosts": "labctl cache fills the claim, which all pods have",
+    "cache --hosts": "labctl cache downloads to the claim, which all pods mount",
     "doctor --fix": "labctl doctor",
     "doctor --node": "labctl doctor",
     "health": "kubectl describe node; labctl reads no host of a cluster",
@@ -329,8 +329,8 @@ class KubernetesBackend:
             if claim in render.volumes(objects, "persistentVolumeClaim"):
                 return
         raise ConfigError(
-            f"checkpoint {checkpoint} is not on the claim: its run was elsewhere, or had none",
-            hint="runs with LAB_K8S_STORAGE_SIZE in this namespace save theirs there",
+            f"checkpoint {checkpoint} is not on the claim: its run was in another place, or had no claim",
+            hint="runs in this namespace save checkpoints on the claim if LAB_K8S_STORAGE_SIZE is set",
         )
 
     def _again(self, job: Job, target: Target) -> NewClusterRun:
@@ -413,7 +413,7 @@ class KubernetesBackend:
         place_file = File(path=store.PLACE, content=msgspec.json.encode(place).decode())
         objects = ", ".join(render.names_of(new.objects))
         place_of = place_of_code(new.on_claim)
-        sent = SendCode(place=place_of, packed=new.on_claim, cause="a ConfigMap does not hold it")
+        sent = SendCode(place=place_of, packed=new.on_claim, cause="too large for a ConfigMap")
         return RunPlan(
             record=(*kept, place_file, render.record(new.objects)),
             send=(sent,) if new.on_claim else (),

@@ -25,7 +25,7 @@ FEW = 5
 """Number of failing pods that are shown."""
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PULLS = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
-UNKNOWN = "labctl cannot tell whether it stands against a run"
+UNKNOWN = "labctl cannot tell whether it would stop a run"
 MEMLOCK = "LimitMEMLOCK=infinity for the node's container runtime: systemctl edit containerd"
 
 Check = Callable[[View], Iterator[Finding]]
@@ -49,7 +49,7 @@ def examine(lab: ClusterLab) -> Iterator[Finding]:
                     yield finding
                 unknown |= {finding.fix} if finding.impact == UNKNOWN else set()
     except (Unreachable, Refused) as failure:
-        yield error("LAB-K8S-001", failure.message, "nothing of the lab can be reached", failure.hint)
+        yield error("LAB-K8S-001", failure.message, "labctl can reach nothing of the lab", failure.hint)
 
 
 def attempt(view: View, code: str, check: Check) -> Iterator[Finding]:
@@ -85,7 +85,7 @@ def kinds_of_jobs(view: View) -> Iterator[Finding]:
         yield error("LAB-K8S-004", missing.message, "no job can be submitted", missing.hint)
         return
     version = {"MPIJob": "kubeflow.org/v2beta1", "TrainJob": "trainer.kubeflow.org/v1alpha1"}[kind]
-    yield found_ok("LAB-K8S-004", f"the cluster knows {kind} of {version}")
+    yield found_ok("LAB-K8S-004", f"the cluster has {kind} of {version}")
     if kinds["v1"]:
         impact = "where both operators run, both act on one MPIJob"
         fix = "kubectl get deployments -A | grep training-operator  # ask who runs the cluster to remove it"
@@ -106,9 +106,9 @@ def nodes(view: View) -> Iterator[Finding]:
     summary = f"no node can hold a worker: {hindrances(view.nodes, view.request) or 'the cluster has no nodes'}"
     grows = capacity.grows(view.lab.api)
     if grows:
-        yield warn("LAB-K8S-006", summary, "workers wait until the cluster's autoscaler makes one", remedy(view))
+        yield warn("LAB-K8S-006", summary, "workers wait until the cluster's autoscaler adds one", remedy(view))
     elif grows is None:
-        impact = "workers are never scheduled, unless the cluster has an autoscaler: whether it has, you may not see"
+        impact = "workers are never scheduled, unless the cluster has an autoscaler, which you may not see"
         yield warn("LAB-K8S-006", summary, impact, remedy(view))
     else:
         yield error("LAB-K8S-006", summary, "workers would never be scheduled", remedy(view))
@@ -122,7 +122,7 @@ def remedy(view: View) -> str:
     nearest = min(view.nodes, key=lambda node: len(node.obstacles) + len(node.lacks(request)))
     taints = [text.removeprefix(TAINTED) for text in nearest.obstacles if text.startswith(TAINTED)]
     steps = [f"LAB_K8S_TOLERATIONS={dotenv.quote(' '.join(taints))}"] if taints else []
-    steps += ["labels that a node has in LAB_K8S_NODE_SELECTOR"] if len(nearest.obstacles) > len(taints) else []
+    steps += ["LAB_K8S_NODE_SELECTOR with labels that a node has"] if len(nearest.obstacles) > len(taints) else []
     keys = {"cpu": "LAB_K8S_CPU", "memory": "LAB_MEMORY", "hugepages-2Mi": "LAB_K8S_HUGEPAGES"}
     keys |= {view.target.resource: "LAB_SLOTS"}
     for name in nearest.lacks(request):
@@ -154,7 +154,7 @@ def room(view: View) -> Iterator[Finding]:
             fix = f"LAB_K8S_TOLERATIONS={view.target.resource} in .env, for the launcher; labctl devices"
         yield warn("LAB-K8S-007", f"nodes have room for {held}{others}{also}", impact, fix)
         return
-    known_now = " now" if cluster_nodes[0].free is not None else "; what is free now you may not list"
+    known_now = " now" if cluster_nodes[0].free is not None else "; you may not see what is free now"
     yield found_ok("LAB-K8S-007", f"nodes have room for {view.workers} workers with their launcher{known_now}")
 
 
@@ -169,10 +169,10 @@ def storage_class(view: View) -> Iterator[Finding]:
     classes = {item["metadata"]["name"]: item["metadata"] for item in view.lab.api.list("StorageClass")}
     usual = [name for name, item in classes.items() if item.get("annotations", {}).get(DEFAULT_CLASS) == "true"]
     if chosen in classes or (usual and not chosen):
-        yield found_ok("LAB-K8S-009", f"storage class {chosen or usual[0]} makes the claim")
+        yield found_ok("LAB-K8S-009", f"storage class {chosen or usual[0]} provides the claim")
         return
     summary = f"storage class {chosen} not found" if chosen else "the cluster has no default storage class"
-    impact = "the claim waits, and with it all pods, unless an administrator has made a volume for it"
+    impact = "the claim stays Pending, and all pods wait for it, unless an administrator has created a volume for it"
     existing = f"; it has {', '.join(sorted(classes))}" if classes else "; it has none"
     yield warn("LAB-K8S-009", summary, impact, f"LAB_K8S_STORAGE_CLASS in .env{existing}; kubectl get storageclass")
 
@@ -216,7 +216,7 @@ def volume(view: View) -> Iterator[Finding]:
     elif number(size) < number(view.target.storage):
         grow = f'{{"spec":{{"resources":{{"requests":{{"storage":"{view.target.storage}"}}}}}}}}'
         summary = f"claim {name} has {size}, and LAB_K8S_STORAGE_SIZE is {view.target.storage}"
-        yield warn("LAB-K8S-011", summary, "it stays as it is", f"{view.typed} patch pvc {name} -p '{grow}'")
+        yield warn("LAB-K8S-011", summary, "the claim keeps its size", f"{view.typed} patch pvc {name} -p '{grow}'")
     else:
         yield found_ok("LAB-K8S-011", f"claim {name} has {size}")
 
@@ -247,7 +247,7 @@ def pull_secret(view: View) -> Iterator[Finding]:
         fix = f"{view.typed} delete secret {name} && {fix}"
         yield error("LAB-K8S-012", f"secret {name} is of type {secret.get('type')}, not {PULLS[0]}", impact, fix)
     else:
-        yield found_ok("LAB-K8S-012", f"secret {name} is there for the image's registry")
+        yield found_ok("LAB-K8S-012", f"secret {name} exists for the image's registry")
 
 
 # --- pods ----------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def lab_pods(view: View) -> Iterator[Finding]:
     if len(wrong) > FEW:
         yield warn("LAB-K8S-013", human.more(len(wrong) - FEW, "pods"), "as above", "labctl status")
     if not wrong:
-        yield found_ok("LAB-K8S-013", f"{len(view.pods)} pods of the lab have no trouble")
+        yield found_ok("LAB-K8S-013", f"{len(view.pods)} pods of the lab are healthy")
 
 
 def limits(view: View) -> Iterator[Finding]:
@@ -289,7 +289,7 @@ def limits(view: View) -> Iterator[Finding]:
     if memory == "unlimited" or not view.target.resource:
         yield found_ok("LAB-K8S-014", summary)
         return
-    impact = "network cards that read devices' memory (RDMA) need it locked: NCCL and its kin fail, or are slow"
+    impact = "RDMA needs locked memory: without it NCCL and similar libraries fail, or are slow"
     yield warn("LAB-K8S-014", summary, impact, f"ask who runs the cluster for {MEMLOCK}")
 
 

@@ -57,7 +57,7 @@ def missing(lab: ClusterLab, recorded: ReplayedRun) -> Iterator[str]:
         yield f"it was in namespace {place.namespace} of {place.server}" if place.server else "it was on Docker hosts"
         return
     if not serves(lab.api, *COLLECTIONS[place.kind]):
-        yield f"the cluster knows no {place.kind} now"
+        yield f"the cluster no longer has the kind {place.kind}"
     objects = render.recorded(recorded.path, {}, {})
     if render.volumes(objects, "secret") and not spec.secrets(lab.settings):
         yield "its secrets are not in .env"

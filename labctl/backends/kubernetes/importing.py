@@ -65,7 +65,7 @@ def write(directory: Path, job: ImportedJob) -> ImportedJob:
     """Write the workload files of an imported job, not its settings; return the job. ConfigError if there."""
     folder = directory / "workloads" / job.name
     if folder.exists():
-        raise ConfigError(f"{folder} is there", hint="remove it, or rename the MPIJob")
+        raise ConfigError(f"{folder} already exists", hint="remove it, or rename the MPIJob")
     for file in job.files:
         files.write(directory / file.path, file.content, mode=file.mode)
     return job
@@ -81,10 +81,10 @@ def read(path: Path) -> ImportedJob:
         jobs = [content for content, document in zip(plain, described, strict=True) if document.kind == "MPIJob"]
         if len(jobs) != 1:
             kinds = ", ".join(str(document.kind) for document in described) or "nothing"
-            raise ConfigError(f"there are {len(jobs)} MPIJobs in it, not one", hint=f"it has {kinds}")
+            raise ConfigError(f"it has {len(jobs)} MPIJobs, not one", hint=f"the file has {kinds}")
         version = jobs[0].get("apiVersion")
         if version != "kubeflow.org/v2beta1":
-            raise ConfigError(f"its MPIJob is of {version}", hint="kubeflow.org/v2beta1 is read")
+            raise ConfigError(f"its MPIJob is of {version}", hint="labctl reads kubeflow.org/v2beta1")
         manifest.check(jobs[0])
         others = tuple(_title(document) for document in described if document.kind != "MPIJob")
         return _Reading(jobs[0], others).job()
@@ -132,14 +132,14 @@ class _Reading:
         self.put("LAB_IMAGE", self.take(*worker, "template", "spec", "containers", 0, "image"))
         image = self.take(*launcher, "template", "spec", "containers", 0, "image")
         if image and image != self.settings.setdefault("LAB_IMAGE", image):
-            self.left_out.append(f"the launcher's own image, {image}: launcher and workers have one")
+            self.left_out.append(f"the launcher's own image, {image}: launcher and workers share one")
         self.placement(*worker, "template", "spec")
         workers, launchers = (
             self.environment(*role, "template", "spec", "containers", 0, "env") for role in (worker, launcher)
         )
         differ = (name for name in workers.keys() & launchers.keys() if workers[name] != launchers[name])
         self.left_out += [
-            f"the workers' {name}={workers[name]}: launcher and workers have one" for name in sorted(differ)
+            f"the workers' {name}={workers[name]}: launcher and workers share one value" for name in sorted(differ)
         ]
         command = self.command(*launcher, "template", "spec", "containers", 0)
         for role in (worker, launcher):
@@ -203,7 +203,7 @@ class _Reading:
             name, value = str(variable.get("name")), variable.get("value")
             if value is None and name not in KNOWN:
                 self.left_out.append(
-                    f"{name}: its value is elsewhere in the cluster; {_setting(name)}= in .env sets it"
+                    f"{name}: its value is in another object of the cluster; set {_setting(name)}= in .env"
                 )
             elif value is None or _is_secret(name, str(value)):
                 self.not_copied(name)
@@ -215,7 +215,7 @@ class _Reading:
 
     def not_copied(self, name: str) -> None:
         """List a variable as left out, with the key of .env that sets it."""
-        self.left_out.append(f"{name}: {_setting(name)}= in .env sets it; it is not copied")
+        self.left_out.append(f"{name}: not copied; set {_setting(name)}= in .env")
 
     def command(self, *container: str | int) -> str:
         """Return the launcher's command as a shell script without secrets. ConfigError if it has none."""
@@ -289,14 +289,14 @@ def _workload(name: str, command: str, environment: Mapping[str, str], timeout: 
     import yaml
 
     declared: dict[str, Any] = {
-        "description": f"what the MPIJob {name} did in its launcher",
+        "description": f"the launcher's command of MPIJob {name}",
         "launcher": "script",
         "script": "start.sh",
         "timeout": f"{timeout or 86_400}s",
     }
     if environment:
         declared["environment"] = dict(environment)
-    head = "#!/bin/bash\n# What the MPIJob's launcher did. $LABCTL_HOSTFILE names the nodes.\n"
+    head = "#!/bin/bash\n# The command of the MPIJob's launcher. $LABCTL_HOSTFILE names the nodes.\n"
     # The operator sets this name.
     head += "export OMPI_MCA_orte_default_hostfile=${OMPI_MCA_orte_default_hostfile:-$LABCTL_HOSTFILE}\n"
     folder = f"workloads/{name}"

@@ -375,7 +375,7 @@ def _running_pod(lab: ClusterLab, containers: Sequence[Container], node: str) ->
     """Return the name of a node's pod. HostError if none runs, ConfigError if the lab has no such node."""
     if not containers:
         raise HostError(
-            f"lab {lab.name} has no pods", hint="labctl run --detach WORKLOAD starts some for a run", node=node
+            f"lab {lab.name} has no pods", hint="labctl run --detach WORKLOAD starts pods", node=node
         )
     chosen = next((container for container in containers if node in (container.node, container.name)), None)
     if not chosen:
@@ -393,7 +393,7 @@ def workers(lab: ClusterLab) -> tuple[str, ...]:
     active_workers = (pod.node for pod in containers if pod.role == "worker" and pod.state == "running")
     names = tuple(dict.fromkeys(active_workers))
     if not names:
-        raise HostError(f"lab {lab.name} has no worker that runs", hint="labctl status")
+        raise HostError(f"no worker of lab {lab.name} is running", hint="labctl status")
     return names
 
 

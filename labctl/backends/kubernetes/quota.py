@@ -34,16 +34,16 @@ def quotas(view: View) -> Iterator[Finding]:
     names = ", ".join(quota["metadata"]["name"] for quota, _ in counting)
     impact = "pods of the run would be refused"
     if unsaid:
-        summary = f"quota {names} wants every pod to say its {', '.join(sorted(unsaid))}"
+        summary = f"quota {names} requires every pod to set {', '.join(sorted(unsaid))}"
         fix = (
-            f"LAB_K8S_CPU and LAB_MEMORY in .env, for the launcher a LimitRange with defaults: {view.typed} get limits"
+            f"set LAB_K8S_CPU and LAB_MEMORY in .env; the launcher needs a LimitRange with defaults: {view.typed} get limits"
         )
         yield error("LAB-K8S-008", summary, impact, fix)
     if short:
         fix = f"{view.typed} describe quota; ask for less: LAB_NODES, LAB_SLOTS, LAB_K8S_CPU, LAB_MEMORY in .env"
         yield error("LAB-K8S-008", f"quota {names}: the run asks for {'; '.join(short)}", impact, fix)
     if not unsaid and not short:
-        yield found_ok("LAB-K8S-008", f"quota {names} leaves what a run asks for")
+        yield found_ok("LAB-K8S-008", f"quota {names} has room for a run")
 
 
 def _unset(quota: Manifest, asks: list[tuple[int, Amounts]]) -> Iterator[str]:

@@ -69,7 +69,7 @@ def missing_rights(view: View, needed: Rights) -> Iterator[Finding]:
     """Yield ok, or an error with the rights that the user lacks and the commands that grant them."""
     missing = denied(view, needed)
     if not missing:
-        yield found_ok("LAB-K8S-002", f"you may do all that labctl does in namespace {view.namespace}")
+        yield found_ok("LAB-K8S-002", f"you may do all that labctl needs in namespace {view.namespace}")
         return
     actions = ", ".join(f"{'/'.join(verbs)} {resource}" for resource, verbs in missing.items())
     verbs = dict.fromkeys(chain.from_iterable(missing.values()))

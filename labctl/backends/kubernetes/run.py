@@ -120,7 +120,7 @@ def kind_of(api: Api, settings: Settings) -> Kind:
     names = " and no ".join(KINDS[kind] for kind in kinds)
     left = "; it has MPIJob v1, of the training operator, which labctl does not use" if defined["v1"] else ""
     raise HostError(
-        f"the cluster {api.server} knows no {names}{left}",
+        f"the cluster {api.server} has no {names}{left}",
         hint="install Kubeflow's mpi-operator (MPIJob v2beta1) or Kubeflow Trainer (TrainJob): docs/kubernetes.md",
     )
 
@@ -353,7 +353,7 @@ class Follower:
             job = self._api.get(self._run.kind, self._run.name)
             if job is None and not serves(self._api, *COLLECTIONS[self._run.kind]):
                 # While its operator is being reinstalled the job's existence is unknown.
-                raise Unreachable(f"the API server {self._api.server} knows no {self._run.kind} now")
+                raise Unreachable(f"the API server {self._api.server} has no {self._run.kind} at present")
             return job, run_pods(self._api, self._run)
         except Refused as error:
             raise self._left_alone(error) from error
@@ -507,7 +507,7 @@ def _over_without_launcher(run: ClusterRun, job: Manifest) -> tuple[Cause, str] 
     """Return cause and message of a job that ended without a launcher pod; None if it goes on."""
     state = pods.state_of(job)
     if state.name == "succeeded":
-        copy = f"where pods have a claim, its files are there, in {STORAGE}/runs/{run.run_id}"
+        copy = f"if its pods had a claim, its files are there, in {STORAGE}/runs/{run.run_id}"
         return "no-metric", f"the cluster says that it succeeded, but its launcher and log are gone; {copy}"
     if state.name == "failed":
         cause: Cause = "timeout" if state.reason.startswith("DeadlineExceeded") else "launcher-failed"
@@ -633,7 +633,7 @@ def fetch(api: Api, run: ClusterRun, launcher: str, warn: Callable[[str], None])
             return False
     if left:
         names = human.listed(left, SHOWN)
-        warn(f"not fetched, as they are no files or lead out of the run's directory: {names}")
+        warn(f"not fetched, as they are not regular files or point outside the run's directory: {names}")
     with suppress(HostError):
         done = ("sh", "-c", "touch ~/.fetched")
         KubernetesEngine(api, run.lab.name).exec(launcher, done, user="")

@@ -82,7 +82,7 @@ def _follow(lab: ClusterLab, name: str) -> Iterator[Item]:
                 raise
         time.sleep(0 if read else LOOK)
     if pods.code_of(pod):
-        raise HostError(last_line or pods.trouble(pod), hint="re-run to resume: what is whole stays on the claim")
+        raise HostError(last_line or pods.trouble(pod), hint="re-run to resume: complete files stay on the claim")
 
 
 # Ends at TERM, which the first process of a pod ignores by default.
@@ -109,7 +109,7 @@ def send(lab: ClusterLab, place: str, content: bytes) -> None:
         done = lab.engine.exec(name, receive, user="", limit=SENDING, content=content)
         if done.code:
             why = done.err.strip() or f"exit code {done.code}"
-            raise HostError(f"{place} was not written to claim {lab.name}-storage: {why}", hint="labctl doctor")
+            raise HostError(f"cannot write {place} to claim {lab.name}-storage: {why}", hint="labctl doctor")
     finally:
         with suppress(HostError):
             for manifest in objects:
@@ -120,7 +120,7 @@ def _present_pod(lab: ClusterLab, name: str) -> Manifest:
     """Return a pod that labctl created, in its present state. HostError if it was deleted."""
     if pod := lab.api.get("Pod", name):
         return pod
-    raise HostError(f"pod {name} was deleted", hint="type the command again: it goes on where it was")
+    raise HostError(f"pod {name} was deleted", hint="re-run to resume")
 
 
 def _started(lab: ClusterLab, name: str) -> Manifest:
@@ -130,7 +130,7 @@ def _started(lab: ClusterLab, name: str) -> Manifest:
     while not pods.has_started(pod := _present_pod(lab, name)):
         refused = (refused or time.monotonic()) if (missing := pods.image_error(pod)) else 0.0
         if missing and time.monotonic() > refused + IMAGE_PATIENCE:
-            raise HostError(f"pod {name} does not get its image: {missing}", hint="LAB_IMAGE in .env; labctl doctor")
+            raise HostError(f"pod {name} cannot pull its image: {missing}", hint="LAB_IMAGE in .env; labctl doctor")
         if (why := pods.trouble(pod)) and why != reason:
             lab.context.notice(f"pod {name}: {why}")
             reason = why

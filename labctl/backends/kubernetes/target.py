@@ -66,7 +66,7 @@ class Target(Struct, frozen=True, kw_only=True):
 def read(settings: Settings, accelerator: str, kind: Kind = USUAL_KIND) -> Target:
     """Return the Target of the settings; ``kind`` is used if LAB_K8S_JOB is auto. ConfigError if one is wrong."""
     if accelerator == "auto":
-        reason = "must name what the cluster's nodes have"
+        reason = "must name the accelerator of the cluster's nodes"
         raise _error(settings, "LAB_ACCELERATOR", reason, "LAB_ACCELERATOR=cpu, or the accelerator's name")
     resources = accelerators.get(accelerator).resources
     resource = settings.text("LAB_K8S_RESOURCE") or next(iter(resources), "")

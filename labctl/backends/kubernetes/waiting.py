@@ -52,7 +52,7 @@ class Waiting:
         over = self.lasts(now) > self._patience
         if bad and (over or now > self._refused + IMAGE_PATIENCE):
             node, why = next(iter(bad.items()))
-            return "no-image", f"{node}: the cluster does not get image {self._image}: {why}"
+            return "no-image", f"{node}: the cluster cannot pull image {self._image}: {why}"
         if over:
             reason = "; ".join(_grouped(self.reasons)) or "pods did not become ready"
             # Pods that run without becoming ready point to the image or the workload, others to the cluster.

@@ -128,7 +128,7 @@ def test_sets_with_the_same_job_names_have_logs_in_directories_of_their_own(lab:
 def test_two_sets_of_one_name_are_refused(lab: Lab, tmp_path: Path) -> None:
     """Plan two sets in folders of the same name: ConfigError."""
     sets = (hostfiles(tmp_path / "old/2xN", "01"), hostfiles(tmp_path / "new/2xN", "23"))
-    with pytest.raises(ConfigError, match="two sets are named 2xN"):
+    with pytest.raises(ConfigError, match="two directories of hostfiles are named 2xN"):
         planned(lab, *sets)
 
 
@@ -396,7 +396,7 @@ def test_a_directory_with_the_record_of_a_batch_is_refused_and_kept(lab: Lab, tm
     batch = planned(lab, hostfiles(tmp_path / "set", "0"))
     carry_out(tmp_path / "out", batch)
     before = (tmp_path / "out" / record.RECORD).read_bytes()
-    with pytest.raises(ConfigError, match="has the record of a batch") as caught:
+    with pytest.raises(ConfigError, match="already has a batch") as caught:
         batches.begin(tmp_path / "out", batch, lab, resume=False)
     assert "--resume" in caught.value.hint
     assert (tmp_path / "out" / record.RECORD).read_bytes() == before
@@ -504,22 +504,22 @@ def test_another_batch_is_not_gone_on_with(lab: Lab, tmp_path: Path) -> None:
     """Resume with no record, another workload, options, jobs or nodes: ConfigError says which; the record stays."""
     sets = hostfiles(tmp_path / "set", "0", "1")
     batch = planned(lab, sets)
-    assert refusal(tmp_path / "out", batch, lab) == " has no record of a batch"
+    assert refusal(tmp_path / "out", batch, lab) == " has no batch to resume"
     record.create(tmp_path / "out", batch)
     before = (tmp_path / "out" / record.RECORD).read_bytes()
     assert refusal(tmp_path / "out", replace(batch, workload="vit"), lab) == " is a batch of `hello`, not of `vit`"
     other = planned(lab, sets, asked=RunOptions(timeout=60, rehearse=True))
-    assert "was begun with other options" in refusal(tmp_path / "out", other, lab)
+    assert "was started with other options" in refusal(tmp_path / "out", other, lab)
     more = planned(lab, sets, repeat=2)
     assert refusal(tmp_path / "out", more, lab).endswith(
-        "hello_2_1xN_batch0001.log was not of this batch, or on other nodes"
+        "hello_2_1xN_batch0001.log was not in this batch, or ran on other nodes"
     )
     (sets / "hostfile_1xN_batch0001").write_text("worker-2 slots=1\n")
-    assert "hello_1_1xN_batch0001.log was not of this batch" in refusal(tmp_path / "out", planned(lab, sets), lab)
+    assert "hello_1_1xN_batch0001.log was not in this batch" in refusal(tmp_path / "out", planned(lab, sets), lab)
     (sets / "hostfile_1xN_batch0001").write_text("worker-0 slots=1\n")
     (sets / "hostfile_1xN_batch0002").unlink()
     fewer = planned(lab, sets)
-    assert refusal(tmp_path / "out", fewer, lab) == ": hello_1_1xN_batch0002.log is not of this batch"
+    assert refusal(tmp_path / "out", fewer, lab) == ": the batch also had hello_1_1xN_batch0002.log"
     assert (tmp_path / "out" / record.RECORD).read_bytes() == before
 
 
@@ -630,7 +630,7 @@ def test_a_run_that_is_refused_by_its_size_is_the_jobs_result(runs: Runs, job: B
         (HostError("worker-1 is unhealthy: gone", node="worker-1"), "node-lost", 3),
         (HostError("lab demo is not up"), "launcher-failed", 3),
         (ConfigError("no such script"), "launcher-failed", 2),
-        (Interrupted("the batch was stopped before"), "interrupted", 130),
+        (Interrupted("the batch was stopped before this job started"), "interrupted", 130),
     ],
 )
 def test_what_keeps_a_job_from_running_is_its_result_and_in_its_log(

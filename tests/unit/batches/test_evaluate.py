@@ -72,10 +72,10 @@ def test_a_job_without_a_hostfile_counts_the_nodes_of_its_name() -> None:
 @pytest.mark.parametrize("limits", [Limits(), Limits(min=-1e9), Limits(within=1), Limits(min=-1e9, per_node=True)])
 def test_a_missing_number_is_never_a_pass(limits: Limits) -> None:
     """Judge a job without a value under any limits: FAIL with its cause and message."""
-    missing = run("1xN_9", "a", None, cause="no-metric", message="`nan` is no number")
+    missing = run("1xN_9", "a", None, cause="no-metric", message="`nan` is not a number")
     evaluation = judge([missing, *alone([600])], limits)
     assert statuses(evaluation) == [("FAIL", "no-metric"), ("PASS", None)]
-    assert evaluation.jobs[0].message == "`nan` is no number"
+    assert evaluation.jobs[0].message == "`nan` is not a number"
 
 
 def test_where_no_number_is_expected_limits_still_need_one() -> None:

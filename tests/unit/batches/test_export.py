@@ -90,7 +90,7 @@ def test_junit_has_a_case_for_each_job_and_node(tmp_path: Path) -> None:
   <testsuite name="jobs" tests="2" failures="1">
     <testcase classname="out" name="1xN_batch0001" />
     <testcase classname="out" name="1xN_batch0002">
-      <failure type="no-metric" message="`&lt;nan&gt;` is no number" />
+      <failure type="no-metric" message="`&lt;nan&gt;` is not a number" />
     </testcase>
   </testsuite>
   <testsuite name="nodes" tests="2" failures="1">

@@ -82,7 +82,7 @@ def test_groups_are_of_the_size_asked_for_and_of_nodes_of_the_list_each_once(
 @pytest.mark.parametrize(
     ("size", "pattern", "message", "hint"),
     [
-        (8, "sequential", "--size 8: the list has 7 nodes", ""),
+        (8, "sequential", "--size 8: the list has only 7 nodes", ""),
         (3, "pairs", "--pattern pairs makes pairs, not groups of 3", "--size 2"),
         (3, "all-pairs", "--pattern all-pairs makes pairs, not groups of 3", "--size 2"),
         (1, "pairs", "--pattern pairs makes pairs, not groups of 1", "--size 2"),
@@ -151,7 +151,7 @@ def test_a_second_call_writes_the_same(tmp_path: Path) -> None:
 def test_a_directory_with_other_hostfiles_keeps_them(tmp_path: Path, present: str) -> None:
     """Write a set over other hostfiles: ConfigError names one, and nothing changes."""
     (tmp_path / present).write_text("mine slots=1\n")
-    with pytest.raises(ConfigError, match=f"{present} is not of this set") as caught:
+    with pytest.raises(ConfigError, match=f"{present} does not belong to this set of hostfiles") as caught:
         hostfiles.write(tmp_path, texts(groups(SEVEN, 2, "sequential")))
     assert f"rm -r {tmp_path}" in caught.value.hint
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(present, "mine slots=1\n")]

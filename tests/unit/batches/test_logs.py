@@ -66,15 +66,15 @@ def test_the_last_number_counts(tmp_path: Path, lines: list[str], value: float) 
         ("Execution time: 20.6176 seconds for 100 steps\n", "nothing matches `Throughput: (\\S+) samples/sec`"),
         ("Throughput: 600.0 samples/s", "nothing matches `Throughput: (\\S+) samples/sec`"),
         ("Throughput: 600.0", "nothing matches `Throughput: (\\S+) samples/sec`"),
-        ("Throughput: nan samples/sec\n", "`nan` is no number"),
-        ("Throughput: 600.0 samples/sec\nThroughput: nan samples/sec\n", "`nan` is no number"),
-        ("Throughput: inf samples/sec\n", "`inf` is no number"),
-        ("Throughput: -inf samples/sec\n", "`-inf` is no number"),
-        ("Throughput: 1e999 samples/sec\n", "`1e999` is no number"),
-        ("Throughput: 1,234.5 samples/sec\n", "`1,234.5` is no number"),
-        ("Throughput: n/a samples/sec\n", "`n/a` is no number"),
-        ("Throughput: 0.0 samples/sec\n", "0 samples/s is no throughput"),
-        ("Throughput: -650 samples/sec\n", "-650 samples/s is no throughput"),
+        ("Throughput: nan samples/sec\n", "`nan` is not a number"),
+        ("Throughput: 600.0 samples/sec\nThroughput: nan samples/sec\n", "`nan` is not a number"),
+        ("Throughput: inf samples/sec\n", "`inf` is not a number"),
+        ("Throughput: -inf samples/sec\n", "`-inf` is not a number"),
+        ("Throughput: 1e999 samples/sec\n", "`1e999` is not a number"),
+        ("Throughput: 1,234.5 samples/sec\n", "`1,234.5` is not a number"),
+        ("Throughput: n/a samples/sec\n", "`n/a` is not a number"),
+        ("Throughput: 0.0 samples/sec\n", "0 samples/s is not a throughput"),
+        ("Throughput: -650 samples/sec\n", "-650 samples/s is not a throughput"),
     ],
 )
 def test_a_log_without_a_number_has_none(tmp_path: Path, text: str, message: str) -> None:
@@ -182,8 +182,8 @@ def test_a_number_that_the_log_ends_with_may_be_cut(tmp_path: Path) -> None:
     ("pattern", "message"),
     [
         ("value: (", "--pattern `value: (`: missing ), unterminated subpattern at position 7"),
-        ("value: .*", "--pattern `value: .*` has no groups"),
-        (r"(\w+): (\S+)", r"--pattern `(\\w+): (\\S+)` has 2 groups"),
+        ("value: .*", "--pattern `value: .*` has no capturing groups"),
+        (r"(\w+): (\S+)", r"--pattern `(\\w+): (\\S+)` has 2 capturing groups"),
     ],
 )
 def test_a_pattern_that_is_none_is_refused(tmp_path: Path, pattern: str, message: str) -> None:
@@ -200,11 +200,11 @@ def test_no_directory_no_logs_and_logs_further_down_are_told_apart(tmp_path: Pat
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(ConfigError, match="Not a directory"):
         logs.read(tmp_path / "a.txt")
-    with pytest.raises(ConfigError, match=r"no \*\.log in it") as caught:
+    with pytest.raises(ConfigError, match=r"no \*\.log file found") as caught:
         logs.read(tmp_path)
     assert caught.value.hint == "logs are named like opt-350m_1_1xN_batch0001.log"
     write_log(tmp_path / "2nodes", "1xN_batch0001", ["ml-001"])
-    with pytest.raises(ConfigError, match=r"no \*\.log in it") as caught:
+    with pytest.raises(ConfigError, match=r"no \*\.log file found") as caught:
         logs.read(tmp_path)
     assert caught.value.hint == f"labctl eval {tmp_path}/2nodes"
 

@@ -94,7 +94,7 @@ def test_a_check_has_the_options_of_its_run(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("description: x\n", "has no `checks`"),
-        ("description: x\nchecks: []\n", ":2: there is no check"),
+        ("description: x\nchecks: []\n", ":2: `checks` is empty"),
         (f"{CHECKS}  - {{nodes: all}}\n", ":3: `checks` has no `workload`"),
         (f"{CHECKS}  - {{workload: a, nodes: some}}\n", ":3: unknown nodes `some`"),
         (f"{CHECKS}  - {{workload: a}}\n  - {{workload: a}}\n", ":4: two checks are named `a`"),

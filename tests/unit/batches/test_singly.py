@@ -66,7 +66,7 @@ def test_runs_that_vary_by_far_accuse_nobody() -> None:
     diagnosis, _ = diagnosed(lambda *_: Outcome(100 * chance.choice([0.45, 1.0])))
     assert diagnosis.bad == ()
     assert diagnosis.unsure
-    assert diagnosis.note == "24 rounds are too few for so uneven runs: repeat with longer ones."
+    assert diagnosis.note == "The runs vary too much to tell after 24 rounds: repeat with longer runs."
 
 
 def test_on_a_busy_host_nodes_are_unsure() -> None:

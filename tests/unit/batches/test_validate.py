@@ -259,7 +259,7 @@ def test_a_slow_node_is_named_once_noise_cannot_explain_it() -> None:
     )
     assert "wait 60" in cluster.calls
     assert validation.nodes[2].advice == (
-        "look at worker-2: slow worker-2 on red2; until it is mended, take red2 out of use by a line in drained.txt"
+        "look at worker-2: slow worker-2 on red2; until it is repaired, list red2 in drained.txt"
     )
     assert code(validation) == 5
 
@@ -316,7 +316,7 @@ def test_what_doctor_finds_only_in_a_running_lab_is_evidence_and_what_it_found_b
 
 
 def test_what_up_mends_is_no_evidence() -> None:
-    """Find an error before `up` and none after: PASS, and the step says that `up` mended it."""
+    """Find an error before `up` and none after: PASS, and the step says that `labctl up` repaired it."""
     stopped = error("LAB-NODE-001", "is stopped", "", "labctl up", node="worker-1")
     reports = [(stopped,), ()]
 
@@ -327,7 +327,7 @@ def test_what_up_mends_is_no_evidence() -> None:
 
     validation = Mended().validate()
     assert (validation.verdict, set(verdicts(validation).values())) == ("PASS", {"good"})
-    assert step(validation, "doctor").message.endswith("is stopped; `up` mended it")
+    assert step(validation, "doctor").message.endswith("is stopped; `labctl up` repaired it")
 
 
 def test_a_check_that_fails_on_all_nodes_accuses_none_and_the_next_one_runs() -> None:
@@ -450,7 +450,7 @@ def test_a_failed_run_is_bisected_by_runs_alone() -> None:
     cluster = Cluster(lambda check, _: None if check is TRAIN else 100.0)
     validation = cluster.validate()
     assert cluster.suspicions == [Suspicion()]
-    assert step(validation, "bisect train").message == "no node or link alone is bad (7 runs in 3 rounds)"
+    assert step(validation, "bisect train").message == "no single node or link is bad (7 runs in 3 rounds)"
     assert validation.message.startswith("step train failed: 1 of 1 runs")
 
 
@@ -606,7 +606,7 @@ def test_a_threshold_that_all_nodes_miss_is_doubted_before_the_nodes() -> None:
     assert (validation.verdict, set(verdicts(validation).values())) == ("FAIL", {"unsure"})
     assert "rate 100 GB/s, not >= 1000 GB/s (a data sheet), in 11 runs" in validation.nodes[0].evidence[0]
     assert {node.advice for node in validation.nodes} == {
-        "look at what the nodes share (`labctl doctor`), and at workload and limits of memory "
+        "check what the nodes share (`labctl doctor`), and the workload and the limits of memory "
         "(`labctl validate --profile plain --print-profile`)"
     }
 
@@ -802,7 +802,7 @@ def test_a_slow_node_that_a_quota_holds_back_is_said_to_have_one() -> None:
     cluster = OneHost(lambda _, group: 50.0 if group == ("worker-2",) else 100.0, held=held)
     assert cluster.validate(TURNS).nodes[2].evidence == (
         "speed: tflops 50 TFLOP/s, not >= 85 TFLOP/s (15 % below the others), 50 % of the others (p < 0.001, 9 rounds)"
-        "; a quota of its own held it back for 52 % of its time",
+        "; its own CPU quota throttled it for 52 % of its time",
     )
 
 
@@ -919,9 +919,9 @@ class Computing(OneHost):
 @pytest.mark.parametrize(
     ("given", "verdict", "text"),
     [
-        (("abd on X",), "failing", "it computes wrongly"),
-        (("abd on X", "abd on X", "abc on X"), "failing", "it computes wrongly"),
-        (("abd on X", "abc on X"), "unsure", "nodes of the same hardware computed different results"),
+        (("abd on X",), "failing", "its results are wrong"),
+        (("abd on X", "abd on X", "abc on X"), "failing", "its results are wrong"),
+        (("abd on X", "abc on X"), "unsure", "nodes with the same hardware computed different results"),
     ],
 )
 def test_a_node_that_computes_what_no_other_does_is_failing(given: tuple[str, ...], verdict: str, text: str) -> None:

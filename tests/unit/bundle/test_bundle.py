@@ -220,7 +220,7 @@ def test_a_dockerfile_elsewhere_stays_and_is_said(name: str, lab: Path) -> None:
         member.name for member in entries if any(word in member.name for word in ("ocker", "requirements", "override"))
     ]
     reasons = {exclusion.path: exclusion.reason for exclusion in excluded}
-    assert reasons[name] == "not in a folder of the lab directory"
+    assert reasons[name] == "not in a subfolder of the lab directory"
     assert reasons["~/requirements.txt"] == "not in the lab directory"
     assert "compose.override.yml" in reasons
 
@@ -233,7 +233,7 @@ def test_what_else_is_in_the_cache_stays_and_is_said(lab: Path, cache: Path, tmp
     (cache / ".ssh/config").write_text("x")
     saved = save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), tmp_path / "lab.bundle", cache=True)
     assert {exclusion.path: exclusion.reason for exclusion in saved.excluded if str(cache) in exclusion.path} == {
-        f"{cache}/{name}": "only datasets/ and huggingface/ of a cache go along" for name in (".ssh", "mnist")
+        f"{cache}/{name}": "only datasets/ and huggingface/ of a cache are saved" for name in (".ssh", "mnist")
     }
     assert all(name.startswith("huggingface/") for name in Bundle(tmp_path / "lab.bundle").below("cache"))
 
@@ -356,7 +356,7 @@ ABOUT = {"lab": "x", "written": "today", "labctl": "1", "images": [NAME], "left_
 @pytest.mark.parametrize(
     ("about", "files", "message"),
     [
-        (ABOUT, {}, "holds no .env"),
+        (ABOUT, {}, "has no .env"),
         ({}, {"lab/.env": b""}, "does not say which lab"),
         ({**ABOUT, "images": "one"}, {"lab/.env": b""}, "does not say which lab"),
         ({**ABOUT, "images": [1]}, {"lab/.env": b""}, "does not say which lab"),
@@ -407,7 +407,7 @@ def test_a_link_of_the_bundle_itself_leads_its_locks_nowhere(tmp_path: Path) -> 
         sealer.add("locks/mine.lock", b"theirs")
     (out / ".lab/nodes").mkdir(parents=True)
     (out / ".lab/nodes/mine.lock").write_text("mine")
-    with pytest.raises(HostError, match=r"`lab/\.lab/bundle` in it is no file of a lab"):
+    with pytest.raises(HostError, match=r"`lab/\.lab/bundle` does not belong in a lab"):
         load.load_bundle(context(out), path)
     assert (out / ".lab/nodes/mine.lock").read_text() == "mine"
 
@@ -594,7 +594,7 @@ def test_only_models_and_data_go_into_a_cache(loads: Loads, tmp_path: Path) -> N
 def test_nothing_is_written_that_no_save_writes(loads: Loads, tmp_path: Path, name: str) -> None:
     """Load a bundle with a member that `bundle save` never writes: HostError, and nothing is written."""
     file = crafted(tmp_path / "odd", {name: b"#!/bin/sh\n", "lab/workloads/mine/train.py": b""})
-    with pytest.raises(HostError, match=r"unsafe path|is no file of a lab") as caught:
+    with pytest.raises(HostError, match=r"unsafe path|does not belong in a lab") as caught:
         loads(file, ask=lambda _: True)
     assert "\x1b" not in caught.value.message
     assert not (tmp_path / "out").exists()
@@ -654,7 +654,7 @@ def test_other_content_is_not_overwritten_unless_forced(file: Path, tmp_path: Pa
     out = tmp_path / "out"
     (out / "workloads/mine").mkdir(parents=True)
     (out / "workloads/mine/train.py").write_text("mine\n")
-    with pytest.raises(ConfigError, match=r"has other content than the bundle: workloads/mine/train.py") as caught:
+    with pytest.raises(ConfigError, match=r"differ from those of the bundle: workloads/mine/train.py") as caught:
         load.load_bundle(context(out), file)
     assert "--force" in caught.value.hint
     assert tree(out) == {"workloads/mine/train.py": "mine\n"}

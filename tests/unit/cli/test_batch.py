@@ -101,7 +101,7 @@ def test_outside_a_lab_a_node_has_eight_slots(labctl: Labctl) -> None:
     [
         ("a slots=1\na slots=1\n", ("--size", "1"), "nodes.txt:2: duplicate host `a`, first named on line 1"),
         ("a slots=1\n", ("--size", "0"), "--size"),
-        ("a slots=1\n", ("--size", "2"), "--size 2: the list has 1 node"),
+        ("a slots=1\n", ("--size", "2"), "--size 2: the list has only 1 node"),
         ("a slots=1\n", (), "--size"),
         ("a slots=1\n", ("--size", "1", "--pattern", "sequental"), "did you mean `sequential`?"),
         ("a slots=1\nb slots=1\nc slots=1\n", ("--size", "3", "--pattern", "pairs"), "makes pairs, not groups of 3"),
@@ -133,7 +133,7 @@ def test_other_hostfiles_are_kept(labctl: Labctl) -> None:
         assert labctl("hostfiles", "nodes.txt", "--size", "1", "--out", "o").code == 0
     answer = labctl("hostfiles", "nodes.txt", "--size", "2", "--out", "o")
     assert answer.code == 2
-    assert "o/hostfile_1xN_batch0001 is not of this set" in answer.err
+    assert "o/hostfile_1xN_batch0001 does not belong to this set of hostfiles" in answer.err
 
 
 def test_where_no_directory_can_be_made_is_named(labctl: Labctl) -> None:
@@ -282,14 +282,14 @@ def test_a_second_batch_has_a_directory_of_its_own_unless_the_first_is_incomplet
     argv = ("batch", "hello", hostfiles(labctl, "0"))
     labctl(*argv)
     again = labctl(*argv)
-    assert (again.code, "output/set_hello has the record of a batch" in again.err) == (2, True)
-    assert "--resume goes on with it" in again.err
+    assert (again.code, "output/set_hello already has a batch" in again.err) == (2, True)
+    assert "--resume continues it" in again.err
     loaded = record.load(labctl.directory / "output/set_hello")
     assert loaded
     record.create(labctl.directory / "output/set_hello", done(loaded, PASS))
     assert labctl(*argv).out.splitlines()[-2:] == ["files output/set_hello-2", "next: labctl eval output/set_hello-2"]
     named = labctl(*argv, "--out", "output/set_hello")
-    assert (named.code, "output/set_hello has the record of a batch" in named.err) == (2, True)
+    assert (named.code, "output/set_hello already has a batch" in named.err) == (2, True)
 
 
 def test_help_tells_what_the_name_of_a_set_means(labctl: Labctl) -> None:
@@ -332,7 +332,7 @@ def test_ctrl_c_says_how_to_go_on(labctl: Labctl, ends: Callable[..., None], mon
     assert answer.code == 130
     assert "stopped by Ctrl-C\nhint: --resume goes on with the batch" in answer.err
     again = labctl("batch", "hello", "hostfiles/set", "--out", "o")
-    assert (again.code, "o has the record of a batch" in again.err) == (2, True)
+    assert (again.code, "o already has a batch" in again.err) == (2, True)
 
 
 def test_a_batch_that_is_done_is_told_again_with_resume(

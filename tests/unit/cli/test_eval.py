@@ -212,7 +212,7 @@ def test_files_are_written_also_where_it_fails(labctl: Labctl, out: Path, tmp_pa
         (["eval", "out", "--within", "-5%"], "--within -5%: not a share"),
         (["eval", "out", "--within", "101%"], "--within 101%: not a share"),
         (["eval", "out", "--pattern", "("], "--pattern `(`"),
-        (["eval", "out", "--pattern", "x"], "--pattern `x` has no groups"),
+        (["eval", "out", "--pattern", "x"], "--pattern `x` has no capturing groups"),
     ],
 )
 def test_what_cannot_be_used_is_refused(labctl: Labctl, out: Path, arguments: list[str], message: str) -> None:

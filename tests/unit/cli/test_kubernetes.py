@@ -30,7 +30,7 @@ def files_in(directory: Path) -> set[Path]:
     return {*directory.rglob("*")}
 
 
-PODS = "there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for hosts"
+PODS = "on Kubernetes each `labctl run` starts its own pods; for Docker hosts: -s LAB_ENGINE=docker"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ PODS = "there pods are started by each `labctl run`; -s LAB_ENGINE=docker is for
         ("up --dry-run", "up", PODS),
         ("build", "build", "LAB_IMAGE in .env"),
         ("render", "render", "labctl k8s render WORKLOAD"),
-        ("keys rotate", "keys rotate", "each run has keys of its own"),
+        ("keys rotate", "keys rotate", "each run has its own keys"),
         ("clean", "clean", "labctl down"),
         ("devcontainer", "devcontainer", PODS),
         ("jupyter", "jupyter", "kubectl port-forward"),

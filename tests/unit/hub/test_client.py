@@ -41,8 +41,8 @@ def test_a_name_that_is_none_of_a_repository_is_refused(path: str) -> None:
     ("blob", "large"), [("", False), (SMALL, True), (LARGE, False), ("/home/me/thesis", True), ("../" * 13, True)]
 )
 def test_a_hash_that_is_none_is_refused(blob: str, *, large: bool) -> None:
-    """Check a hash of wrong form or length: impossible() returns "no hash or size of a.bin: ..."."""
-    assert impossible(answer(RemoteFile("a.bin", 1, blob, large=large))).startswith("no hash or size of a.bin: ")
+    """Check a hash of wrong form or length: impossible() returns "an invalid hash or size of a.bin: ..."."""
+    assert impossible(answer(RemoteFile("a.bin", 1, blob, large=large))).startswith("an invalid hash or size of a.bin: ")
 
 
 def test_a_size_below_zero_is_refused() -> None:
@@ -52,5 +52,5 @@ def test_a_size_below_zero_is_refused() -> None:
 
 @pytest.mark.parametrize("revision", ["", "main", "../../..", REVISION.upper(), f"{REVISION}\n"])
 def test_a_revision_that_is_none_is_refused(revision: str) -> None:
-    """Check a revision that is no 40-digit hash: impossible() returns "no revision: ..."."""
-    assert impossible(answer(RemoteFile("a.bin", 1, LARGE, large=True), revision)).startswith("no revision: ")
+    """Check a revision that is no 40-digit hash: impossible() returns "an invalid revision: ..."."""
+    assert impossible(answer(RemoteFile("a.bin", 1, LARGE, large=True), revision)).startswith("an invalid revision: ")

@@ -198,9 +198,9 @@ def test_who_may_not_look_at_the_namespace_works_in_it() -> None:
 
 def test_the_kind_of_jobs_is_told_with_its_version() -> None:
     """LAB-K8S-004 names MPIJob or TrainJob with its version."""
-    assert the(cluster(), "004").summary == "the cluster knows MPIJob of kubeflow.org/v2beta1"
+    assert the(cluster(), "004").summary == "the cluster has MPIJob of kubeflow.org/v2beta1"
     assert the(cluster(knows=[TRAINJOBS]), "004").summary == (
-        "the cluster knows TrainJob of trainer.kubeflow.org/v1alpha1"
+        "the cluster has TrainJob of trainer.kubeflow.org/v1alpha1"
     )
 
 
@@ -208,7 +208,7 @@ def test_a_cluster_without_jobs_is_an_error_that_names_what_is_left_over() -> No
     """A cluster with only MPIJob v1 is an error that names it."""
     found = the(cluster(knows=[OLD]), "004")
     assert found.level == "error"
-    assert "knows no MPIJob and no TrainJob; it has MPIJob v1" in found.summary
+    assert "has no MPIJob and no TrainJob; it has MPIJob v1" in found.summary
 
 
 def test_an_mpijob_of_the_training_operator_beside_the_other_is_a_warning() -> None:
@@ -238,7 +238,7 @@ def test_a_cluster_that_makes_nodes_is_only_warned_of() -> None:
     """A worker too large for all nodes is a warning on a cluster with Karpenter."""
     found = the(cluster(knows=[MPIJOBS, "karpenter.sh"]), "006", LAB_K8S_CPU="64")
     assert found.level == "warn"
-    assert "autoscaler makes one" in found.impact
+    assert "autoscaler adds one" in found.impact
 
 
 def test_a_cluster_that_may_make_nodes_is_only_warned_of_and_runs_there() -> None:
@@ -254,7 +254,7 @@ def test_a_cluster_that_may_make_nodes_is_only_warned_of_and_runs_there() -> Non
 
     hidden.request = request  # type: ignore[method-assign]
     found = the(hidden, "006", LAB_K8S_CPU="64")
-    assert (found.level, found.impact.endswith("whether it has, you may not see")) == ("warn", True)
+    assert (found.level, found.impact.endswith("an autoscaler, which you may not see")) == ("warn", True)
     preflight(hidden, LAB_K8S_CPU="64")
 
 
@@ -299,7 +299,7 @@ def test_a_node_that_is_away_is_named_where_room_is_short() -> None:
 def test_room_now_is_unknown_to_who_sees_no_other_namespace() -> None:
     """Without the right to list pods LAB-K8S-007 says that what is free is not known."""
     found = examine(cluster(denied=["list pods"]))
-    assert "what is free now you may not list" in found["007"][0].summary
+    assert "you may not see what is free now" in found["007"][0].summary
 
 
 # --- quotas --------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_a_quota_that_leaves_enough_is_ok() -> None:
     """A quota that leaves enough for pods, devices and claim is ok, LAB-K8S-008."""
     left = quota({"pods": "4", f"requests.{GPU}": "16", "persistentvolumeclaims": "1"}, {"pods": "1"})
     found = the(cluster(left), "008", **STORED)
-    assert (found.level, found.summary) == ("ok", "quota team leaves what a run asks for")
+    assert (found.level, found.summary) == ("ok", "quota team has room for a run")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_quota_that_is_too_small_is_an_error(hard: dict[str, str], words: str)
 def test_a_quota_that_wants_limits_refuses_a_launcher_without() -> None:
     """A quota of limits.cpu is an error unless a LimitRange gives the launcher a default."""
     api = cluster(quota({"limits.cpu": "100"}))
-    assert the(api, "008", LAB_K8S_CPU="4").summary == "quota team wants every pod to say its limits.cpu"
+    assert the(api, "008", LAB_K8S_CPU="4").summary == "quota team requires every pod to set limits.cpu"
     limits = [{"type": "Container", "default": {"cpu": "2"}}]
     api.put({"kind": "LimitRange", "metadata": {"name": "usual"}, "spec": {"limits": limits}})
     assert the(api, "008", LAB_K8S_CPU="4").level == "ok"
@@ -351,7 +351,7 @@ def test_a_request_that_the_namespace_gives_by_default_is_said() -> None:
     """A quota of cpu is an error unless a LimitRange gives a default request, which then counts."""
     limits = [{"type": "Container", "defaultRequest": {"cpu": "2"}}]
     usual = {"kind": "LimitRange", "metadata": {"name": "usual"}, "spec": {"limits": limits}}
-    assert the(cluster(quota({"cpu": "100"})), "008").summary == "quota team wants every pod to say its cpu"
+    assert the(cluster(quota({"cpu": "100"})), "008").summary == "quota team requires every pod to set cpu"
     assert the(cluster(quota({"cpu": "100"}), usual), "008").level == "ok"
     assert "cpu 4.5, and 4 of 4 is left" in the(cluster(quota({"cpu": "4"}), usual), "008").summary
 

@@ -343,9 +343,9 @@ def test_nodes_that_cannot_be_chosen_are_a_mistake(context: Context, options: Ru
 def test_slots_by_number_are_the_clusters_choice(context: Context) -> None:
     """Slots by number, and different numbers of slots in a hostfile, raise ConfigError."""
     add_setting(context, "LAB_SLOTS=2")
-    with pytest.raises(ConfigError, match="slots are chosen by number in n1:1"):
+    with pytest.raises(ConfigError, match="n1:1 chooses slots by number"):
         flows.run(context, "hello", RunOptions(include="n1:1"))
-    with pytest.raises(ConfigError, match="all workers of a job have as many slots"):
+    with pytest.raises(ConfigError, match="all workers of a job must have the same number of slots"):
         flows.run(context, "hello", hostfile(context, "n0 slots=1\nn1 slots=2\n"))
 
 

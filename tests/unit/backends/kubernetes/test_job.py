@@ -110,7 +110,7 @@ def test_nodes_with_accelerators_have_eight_unless_it_is_said() -> None:
     assert built("hello-mpi", LAB_ACCELERATOR="habana")[1].lab.nodes[0].slots == 8
     assert built("hello-mpi", LAB_ACCELERATOR="habana", LAB_SLOTS="2")[1].lab.nodes[0].slots == 2
     assert built("hello-mpi")[1].lab.nodes[0].slots == 1
-    with pytest.raises(ConfigError, match="LAB_ACCELERATOR: must name what the cluster's nodes have"):
+    with pytest.raises(ConfigError, match="LAB_ACCELERATOR: must name the accelerator of the cluster's nodes"):
         built("hello-mpi", LAB_ACCELERATOR="auto")
 
 

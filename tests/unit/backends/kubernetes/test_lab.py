@@ -112,7 +112,7 @@ def test_a_node_that_is_entered_is_one_that_runs(there: ClusterLab) -> None:
 def test_a_lab_without_a_worker_that_runs_has_none(there: ClusterLab) -> None:
     """workers() of a lab without a running worker raises HostError."""
     launched(there, **waits("ContainerCreating"))
-    with pytest.raises(HostError, match="lab demo has no worker that runs"):
+    with pytest.raises(HostError, match="no worker of lab demo is running"):
         labs.workers(there)
 
 

@@ -78,11 +78,11 @@ def test_the_kind_of_job_is_what_the_cluster_has() -> None:
     assert kind(MPIJOBS, TRAINJOBS) == "mpijob"
     assert kind(TRAINJOBS) == "trainjob"
     assert kind(MPIJOBS, TRAINJOBS, LAB_K8S_JOB="trainjob") == "trainjob"
-    with pytest.raises(HostError, match=r"knows no MPIJob and no TrainJob$"):
+    with pytest.raises(HostError, match=r"has no MPIJob and no TrainJob$"):
         kind()
-    with pytest.raises(HostError, match=r"knows no TrainJob$"):
+    with pytest.raises(HostError, match=r"has no TrainJob$"):
         kind(MPIJOBS, LAB_K8S_JOB="trainjob")
-    with pytest.raises(HostError, match="knows no MPIJob and no TrainJob; it has MPIJob v1, of the training operator"):
+    with pytest.raises(HostError, match="has no MPIJob and no TrainJob; it has MPIJob v1, of the training operator"):
         kind(OLD)
 
 
@@ -341,7 +341,7 @@ def test_a_job_whose_definition_is_away_for_a_moment_was_not_deleted(world: Worl
 
     world.then(None, away, None, back, lambda: world.prints(f"{MARK}0"))
     assert world.follow().code == 0
-    assert any("knows no MPIJob now" in one for one in world.said)
+    assert any("has no MPIJob at present" in one for one in world.said)
 
 
 def test_what_workers_wait_for_is_noticed_where_the_launcher_runs_already(world: World) -> None:
@@ -403,7 +403,7 @@ def test_an_image_that_is_not_there_ends_the_run_after_a_while(world: World) -> 
     assert world.stop.cause == "no-image"
     image = world.run.lab.image
     assert world.stop.message == (
-        f"worker-0: the cluster does not get image {image}: ImagePullBackOff: Back-off pulling image"
+        f"worker-0: the cluster cannot pull image {image}: ImagePullBackOff: Back-off pulling image"
     )
 
 
@@ -433,7 +433,7 @@ def test_a_job_that_has_succeeded_and_whose_launcher_is_gone_is_not_waited_for(w
     assert world.said == []
     assert world.stop.cause == "no-metric"
     assert world.stop.message == (
-        "the cluster says that it succeeded, but its launcher and log are gone; where pods have a claim, its files "
+        "the cluster says that it succeeded, but its launcher and log are gone; if its pods had a claim, its files "
         f"are there, in /storage/runs/{world.run.run_id}"
     )
 
@@ -1379,7 +1379,7 @@ def test_links_and_names_that_lead_out_are_left_out_and_the_rest_is_fetched(
     assert not list(tmp_path.rglob("escaped.txt"))
     (warning,) = said
     assert warning == (
-        "not fetched, as they are no files or lead out of the run's directory: models, up, ../../escaped.txt, "
+        "not fetched, as they are not regular files or point outside the run's directory: models, up, ../../escaped.txt, "
         "hard and 2 more"
     )
 

@@ -143,7 +143,7 @@ def test_what_the_program_said_last_is_why_it_failed(tmp_path: Path, said: list[
     api.said = [json.dumps(MODEL), "dataset acme/words is gated: accept its terms", ""]
     with pytest.raises(HostError, match="dataset acme/words is gated: accept its terms") as failed:
         storage.fill(lab(api, tmp_path, said), WANTED, "")
-    assert failed.value.hint == "re-run to resume: what is whole stays on the claim"
+    assert failed.value.hint == "re-run to resume: complete files stay on the claim"
     assert {kind for kind, _ in api.objects} == {"Namespace", "PersistentVolumeClaim"}
 
 
@@ -257,7 +257,7 @@ def test_an_image_that_the_cluster_does_not_get_ends_it_before_its_time(
     """An image that cannot be pulled raises HostError before the limit."""
     monkeypatch.setattr(storage, "IMAGE_PATIENCE", 0.01)
     api = Storing(STARTS, status("Pending", waiting={"reason": "ErrImagePull", "message": "no such image"}))
-    with pytest.raises(HostError, match=r"pod demo-cache-\w+ does not get its image: ErrImagePull: no such image"):
+    with pytest.raises(HostError, match=r"pod demo-cache-\w+ cannot pull its image: ErrImagePull: no such image"):
         storage.fill(lab(api, tmp_path, said), WANTED, "")
 
 
@@ -310,7 +310,7 @@ def test_code_that_is_on_the_claim_is_not_sent_again(tmp_path: Path, said: list[
 def test_a_claim_that_takes_no_code_is_named_and_the_pod_is_removed(tmp_path: Path, said: list[str]) -> None:
     """send() whose program fails raises HostError with place, claim and code, and removes the pod."""
     api = Receiving(1)
-    with pytest.raises(HostError, match=f"{PLACE} was not written to claim demo-storage: exit code 1"):
+    with pytest.raises(HostError, match=f"cannot write {PLACE} to claim demo-storage: exit code 1"):
         storage.send(lab(api, tmp_path, said), PLACE, CODE)
     assert not [name for kind, name in api.objects if kind == "Pod"]
 

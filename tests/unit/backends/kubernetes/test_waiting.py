@@ -83,7 +83,7 @@ def test_an_image_is_waited_for_as_long_as_it_is_refused_without_a_break(waiting
     assert waiting.look({}, bad, "", BEGAN + IMAGE_PATIENCE + 1) is None
     assert waiting.look({}, bad, "", BEGAN + 2 * IMAGE_PATIENCE + 1) is None
     assert waiting.look({}, bad, "", BEGAN + 2 * IMAGE_PATIENCE + 2) == (
-        "no-image", "worker-0: the cluster does not get image labctl/cpu: ErrImagePull: 503",
+        "no-image", "worker-0: the cluster cannot pull image labctl/cpu: ErrImagePull: 503",
     )  # fmt: skip
 
 
