@@ -260,7 +260,7 @@ def detect_accelerator(root: HostPath) -> Detection:
         if cards := cards_of(devices):
             present = f"found {len(cards)} ({module.sought})"
             return Detection(name=name, devices=cards, why=", ".join((*missed, present)))
-        integrated = f", but for the processor's own (LAB_ACCELERATOR={name} takes it)" if devices else ""
+        integrated = f", except the processor's own (LAB_ACCELERATOR={name} uses it)" if devices else ""
         missed.append(f"no {module.sought}{integrated}")
     return Detection(name=CPU, devices=(), why=", ".join(missed))
 
@@ -323,9 +323,9 @@ def remark(card: pci.PciDevice, vendor: PciVendor) -> str:
     if is_other(card, vendor):
         return f"{vendor.other} at {card.address} is not used: it is not a GPU"
     if not card.driver:
-        return f"{label} has no driver; {drivers} would serve it"
+        return f"{label} has no driver; it needs {drivers}"
     if card.driver not in vendor.drivers:
-        return f"{label} is held by the driver {card.driver}, not by {drivers}"
+        return f"{label} is bound to the driver {card.driver}, not to {drivers}"
     fix = f" (`{vendor.first_file}` makes the first)" if vendor.first_file else ""
     return f"{label} has its driver, {card.driver}, but no device file{fix}"
 

@@ -200,9 +200,7 @@ def begin(directory: Path, batch: Batch, lab: Lab, *, resume: bool) -> Batch:
     if resume:
         batch = resumed(directory, batch, lab)
     elif record.load(directory):
-        raise ConfigError(
-            f"{directory} already has a batch", hint="--resume continues it, --out DIR starts another"
-        )
+        raise ConfigError(f"{directory} already has a batch", hint="--resume continues it, --out DIR starts another")
     record.create(directory, batch)
     return batch
 
@@ -223,7 +221,7 @@ def resumed(directory: Path, batch: Batch, lab: Lab) -> Batch:
             raise ConfigError(f"{directory}: {job.log} was not in this batch, or ran on other nodes", hint="--out DIR")
     if theirs:
         raise ConfigError(
-            f"{directory}: the batch also had {next(iter(theirs))}", hint="give all directories of hostfiles that it had"
+            f"{directory}: the batch also had {next(iter(theirs))}", hint="give all directories that it had"
         )
     if saved.request != batch.request:
         before, asked = json.dumps(saved.request, sort_keys=True), json.dumps(batch.request, sort_keys=True)

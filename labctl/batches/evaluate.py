@@ -196,7 +196,7 @@ def _misses(job: JobResult, median: float | None, limits: Limits) -> Iterable[tu
         yield "no-metric", "no number to compare"
         return
     if (limits.per_node or limits.within is not None) and not job.size:
-        yield "nodes-unknown", "its number of nodes is unknown: the log does not begin with a hostfile, nor has its name a part like 2xN"
+        yield "nodes-unknown", "its number of nodes is unknown: no hostfile at the start of its log, no 2xN in its name"
         return
     yield from _below_minimum(job.value, job.size, limits)
     if limits.within is not None and median is not None and job.per_node is not None:

@@ -37,7 +37,7 @@ def with_hosts(context: Context) -> Context:
     text = "".join(f"{key}={dotenv.quote(value)}\n" for key, value in given.items())
     files.write(context.directory / HOSTS, text, mode=0o644)
     context.notice(
-        f"wrote {' and '.join(given)} of the environment to {HOSTS}; set LAB_HOSTS={HOSTS} to use them in other commands"
+        f"wrote {' and '.join(given)} of the environment to {HOSTS}; other commands need LAB_HOSTS={HOSTS} to use them"
     )
     return replace(context, environ={**context.environ, "LAB_HOSTS": HOSTS})
 

@@ -355,7 +355,7 @@ class _Course(Verdicts):
             return Outcome("skipped", NO_LAB)
         outcome, first = self.doctor(), self.steps[0]
         if first.status == "failed" and outcome.status == "passed":
-            self.steps[0] = replace(first, status="passed", message=f"{first.message}; `labctl up` repaired it", advice="")
+            self.steps[0] = replace(first, status="passed", message=f"{first.message}; `labctl up` fixed it", advice="")
         return outcome
 
     def usable(self) -> tuple[str, ...]:
@@ -576,7 +576,7 @@ class _Course(Verdicts):
     def doubt(self, check: Check) -> str:
         """Return what to do where a check is doubted before the nodes that did not pass it."""
         shown = f"`{self.profile.command} --print-profile`"
-        return f"check what the nodes share (`labctl doctor`), and the workload and the limits of {check.name} ({shown})"
+        return f"check what the nodes share (`labctl doctor`), and workload and limits of {check.name} ({shown})"
 
 
 def _hook_failure(part: str, result: CompletedProcess) -> str:

@@ -76,7 +76,7 @@ def load_bundle(
         env, dropped = own_settings(bundle, Path(folder, ".env"), context.flags)
         if dropped:
             context.warn(
-                f"settings of the bundle left out: {human.listed(dropped, len(dropped))}, which mount directories or publish "
+                f"settings left out: {human.listed(dropped, len(dropped))}, which mount directories or publish "
                 f"ports of this machine; set your own in {context.directory / '.env'}"
             )
         settings = config.load(Path(folder), context.environ, context.flags)

@@ -200,7 +200,9 @@ def of_lab(directory: Path, *, secrets: bool) -> tuple[list[Entry], list[Exclude
     if dockerfile and folders == FOLDERS:
         excluded.append(ExcludedFile(dockerfile, "not in a subfolder of the lab directory"))
     if (directory / OVERRIDE).exists():
-        excluded.append(ExcludedFile(OVERRIDE, "it may give containers access to the machine that loads it: copy it yourself"))
+        excluded.append(
+            ExcludedFile(OVERRIDE, "it may give containers access to the machine that loads it: copy it yourself")
+        )
     for entry in chain.from_iterable(walk(directory, folder) for folder in folders):
         if is_override(entry.name):
             continue

@@ -224,7 +224,7 @@ def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
     first = _first(text)
     if text.startswith("#!"):
         hint = f"ansible-inventory -i {shown} --list --yaml > hosts.yaml, and LAB_HOSTS=hosts.yaml in .env"
-        raise ConfigError(f"{shown}:1: is a program, and labctl executes no inventory", hint=hint)
+        raise ConfigError(f"{shown}:1: is a program, and labctl does not execute inventories", hint=hint)
     try:
         if path.suffix in (".yaml", ".yml") or first == "---" or first.endswith(":"):
             listed = _checked(hosts(path, shown), shown)
@@ -380,7 +380,7 @@ def _target(name: str, fields: Given, where: str) -> InventoryHost:
     if "@" in name or ":" in name:
         name, fields = _apart(name, fields, where)
     if name == HERE:
-        raise ConfigError(f"{where}: {quote(name)} is this machine's name here", hint="call the host something else")
+        raise ConfigError(f"{where}: {quote(name)} is reserved for this machine", hint="call the host something else")
     address, its_line = fields.get("address", ("", ""))
     if "@" in address or ":" in address:
         address, fields = _apart(address, fields, its_line)

@@ -140,7 +140,7 @@ def _access(kind: str, use: str, path: str, fields: list[str]) -> Iterator[Readi
     elif kind == "usual" or (kind == "own" and fields[2] == "missing"):
         return
     elif fields[2] == "closed":
-        yield Reading(name="folder", value=None, source=f"ls -ld {path}", item=path, why="no right to see it")
+        yield Reading(name="folder", value=None, source=f"ls -ld {path}", item=path, why="permission denied")
         return
     elif fields[2] == "missing":
         value = "does not exist"

@@ -111,7 +111,7 @@ def less_memory(reading: Reading, evidence: Evidence) -> Answer | None:
 def killed(match: re.Match[str]) -> Answer:
     """Name the program that was killed for want of memory: mostly it asked for too much itself."""
     where = "of its container" if match[1].startswith("Memory") else "of the node"
-    return Answer("remark", f"{match[3]} was killed, it was out of the memory {where}")
+    return Answer("remark", f"{match[3]} was killed: out of the memory {where}")
 
 
 SUBJECT = Subject(

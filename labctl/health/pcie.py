@@ -246,14 +246,14 @@ def slot_down(match: re.Match[str]) -> Answer:
     return Answer("remark", "PCIe link went down", f"slot {match[1]}")
 
 
-_RESEAT = "end the run, turn the node off and seat {item} and its riser or cable anew; then service"
+_RESEAT = "end the run, turn the node off and reseat {item} and its riser or cable; then service"
 _SHOW = "{sudo}lspci -vvv -s {item}"
 _WIDTH_STEPS = (_SHOW, "restart the node", _RESEAT)
 _ERROR_STEPS = ("{sudo}dmesg | grep -e AER -e 'PCIe Bus Error'", _SHOW, "restart the node", _RESEAT)
 _LINE_STEPS = (
     "end the run, and look at the lines around it: {sudo}dmesg | grep -e AER -e PCIe -e pciehp",
     "restart the node",
-    "if it comes again: seat the device and its riser or cable anew; then service",
+    "if it comes again: reseat the device and its riser or cable; then service",
 )
 _ADDRESS = "[0-9a-f]+:[0-9a-f]+:[0-9a-f]+[.][0-7]"
 

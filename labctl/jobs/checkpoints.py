@@ -42,20 +42,20 @@ def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Wor
     """
     if workload.resume is None:
         raise ConfigError(
-            f"{workload.declared}: `{workload.name}` does not say how it resumes",
+            f"{workload.declared}: `{workload.name}` does not declare how it resumes",
             hint="declare `resume: {argument: --resume, checkpoint: 'checkpoints/*'}`: docs/bring-your-own.md#resume",
         )
     checkpoint, why = last(lab.directory, run_id, workload.resume)
     if checkpoint is None:
         raise ConfigError(
-            f"run {run_id} has no whole checkpoint: {why}",
-            hint=f"have the script save some, as opt-*, lora-clm and vit do with --set save-every=STEPS; "
+            f"run {run_id} has no complete checkpoint: {why}",
+            hint=f"have the script save checkpoints, as opt-*, lora-clm and vit do with --set save-every=STEPS; "
             f"from the beginning: labctl run {workload.name}",
         )
     if checkpoint.ranks not in (None, ranks) and not workload.elastic:
         raise ConfigError(
-            f"checkpoint {checkpoint} is of {checkpoint.ranks} ranks, and this run has {ranks}",
-            hint="choose as many slots by --hostfile, --include or --exclude",
+            f"checkpoint {checkpoint} was saved by {checkpoint.ranks} ranks, and this run has {ranks}",
+            hint=f"choose {checkpoint.ranks} slots by --hostfile, --include or --exclude",
         )
     option = workload.resume.argument
     path = store.directory(lab.directory, checkpoint.run_id) / checkpoint.path
@@ -119,7 +119,7 @@ def whole(place: Path, name: str) -> tuple[Marker | None, str]:
             return None, f"{name}: {error}"
     missing = [file for file, size in marker.files.items() if not is_file(place / file, size)]
     if missing:
-        return None, f"{len(missing)} of {len(marker.files)} files missing or cut, such as {missing[0]}"
+        return None, f"{len(missing)} of {len(marker.files)} files missing or truncated, such as {missing[0]}"
     return marker, ""
 
 

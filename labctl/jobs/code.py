@@ -80,14 +80,14 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
 def _below(root: Path, script: Path) -> str:
     """Return the path of a script relative to its project. ConfigError if it is outside of it."""
     if not script.is_relative_to(root):
-        raise ConfigError(f"script {script} is not in the project {root}", hint="name the root of both")
+        raise ConfigError(f"script {script} is not in the project {root}", hint="name a folder that contains it")
     return str(script.relative_to(root))
 
 
 def _listed(root: Path, script: str) -> tuple[Iterable[str], Iterable[str]]:
     """Return a project's file names and notes on ignored ones; all but hidden without git; none of home or ``/``."""
     if projects.is_all(root):
-        return (), (f"the rest of {root} (it is more than a project; --project DIR names one)",)
+        return (), (f"the rest of {root} (it is not a single project; --project DIR names one)",)
     # Git lists the files of submodules only among those that it tracks.
     listed = git.files(root, "--cached", "--recurse-submodules") + git.files(root, "--exclude-standard", "--others")
     # If git ignores the folder itself, its list is empty: copy all.
@@ -174,13 +174,13 @@ def _too_much(folder: Path, copies: Sequence[Copy], sizes: Counter[str]) -> str:
 def _reason(folder: Path, name: str, status: os.stat_result) -> str:
     """Return why a name is not copied: a link out, a repository, no file, passwords, unreadable; empty to copy it."""
     if stat.S_ISLNK(status.st_mode):
-        return "a link that leads out" if leads_out(name, str((folder / name).readlink())) else ""
+        return "a link that points outside" if leads_out(name, str((folder / name).readlink())) else ""
     if stat.S_ISDIR(status.st_mode):
         # Git lists a folder as a file if that is a repository, or is to be one.
         is_empty = os.access(folder / name, os.R_OK) and not any((folder / name).iterdir())
-        return NOT_CHECKED_OUT if is_empty else "a repository of its own"
+        return NOT_CHECKED_OUT if is_empty else "its own git repository"
     if not stat.S_ISREG(status.st_mode):
-        return "no file"
+        return "not a regular file"
     if PurePath(name).name in PASSWORDS:
         return "may contain passwords"
     return "" if os.access(folder / name, os.R_OK) else "not readable"

@@ -205,6 +205,6 @@ def require_script(lab: Lab, workload: Workload) -> None:
         raise ConfigError(f"{workload.name}: {path} is neither Python nor executable", hint=hint)
     if _lies_in_mount(lab, path) and in_container(lab, path) is None:
         raise ConfigError(
-            f"{workload.name}: {path} is a link that leads out of the folders that are mounted, where containers write",
+            f"{workload.name}: {path} is a link to a file outside the mounted folders, where containers may write",
             hint=f"name the file itself: --script {shlex.quote(str(path.resolve()))}",
         )

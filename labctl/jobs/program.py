@@ -71,7 +71,7 @@ def _require_one(options: RunOptions) -> None:
     given = [options.script, options.module, options.command]
     if not any(given):
         hint = "labctl run WORKLOAD, as `labctl workloads` lists them, --script FILE, -m MODULE, or -- COMMAND"
-        raise ConfigError("neither a workload nor a program is named", hint=hint)
+        raise ConfigError("name a workload or a program", hint=hint)
     if sum(map(bool, given)) > 1:
         raise ConfigError("--script and -m both name a program", hint="leave one of them out")
 
@@ -99,14 +99,14 @@ def _require_all_nodes(named: str, command: Sequence[str]) -> None:
     """Raise ConfigError for `mpirun` and the like, or `accelerate launch` without --num_machines."""
     if used := BY_HOSTFILE.get(named):
         raise ConfigError(
-            f"{named} starts ranks by a hostfile, as labctl does",
+            f"{named} starts the ranks itself, and so does labctl",
             hint=f"labctl run --launcher {used} --script FILE -- ARGUMENTS; or --once, with $LABCTL_HOSTFILE",
         )
     machines = ("--num_machines", "--num-machines", "--config_file", "--config-file")
     names_machines = any(word.startswith(machines) for word in command)
     if named == "accelerate" and command[1:2] == ("launch",) and not names_machines:
         raise ConfigError(
-            "accelerate launch starts ranks of one machine unless it is told of the others (--num_machines)",
+            "accelerate launch starts ranks on one machine only, unless --num_machines names more",
             hint="docs/bring-your-own.md has the command; --per-node starts this one as it is",
         )
 

@@ -42,7 +42,7 @@ def remark(chosen: Project | None, *, script: Path | None, here: Path | None) ->
         return ""
     if chosen is None:
         # Of a script, `code` says the same.
-        none = f"nothing is copied into the run: {folder} is more than a project; --project DIR names one"
+        none = f"nothing is copied into the run: {folder} is not a single project; --project DIR names one"
         return "" if script else none
     repository = git.root(folder)
     if chosen.root != folder or not repository or is_all(repository) or _is_of_lab(folder):
@@ -59,7 +59,7 @@ def _given(given: Path, script: Path | None) -> Path:
     if not root.is_dir():
         raise ConfigError(f"--project {shlex.quote(str(given))}: not a directory")
     if is_all(root):
-        raise ConfigError(f"--project {root}: not copied, as it is more than a project", hint="name a folder in it")
+        raise ConfigError(f"--project {root}: not copied, as it is not a single project", hint="name a folder in it")
     if script and not script.is_relative_to(root):
         raise ConfigError(f"script {script} is not in the project {root}", hint="leave out --project, or name another")
     return root

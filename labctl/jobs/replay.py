@@ -49,8 +49,8 @@ def read(lab: Path, run_id: str) -> ReplayedRun:
     origin = store.decode(path / "versions.json", Origin)
     if not origin or not recorded.files or recorded.request is None:
         raise HostError(
-            f"run {run_id} cannot be replayed: its record is of an earlier labctl, which kept less",
-            hint=f"labctl run {recorded.workload}, with what it was given then",
+            f"run {run_id} cannot be replayed: an earlier labctl recorded it, which kept less",
+            hint=f"labctl run {recorded.workload}, with the options that it had",
         )
     rows = store.decode(path / "settings.json", list[dict[str, str]]) or []
     return ReplayedRun(

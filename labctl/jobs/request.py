@@ -97,12 +97,13 @@ def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOp
         raise ConfigError(f"run {run_id} is still running", hint=f"labctl attach {run_id}, or labctl stop {run_id}")
     run = store.job(store.directory(directory, run_id))
     if run.request is None:
-        hint = f"labctl run {run.workload}, with what it was given then"
+        hint = f"labctl run {run.workload}, with the options that it had"
         raise ConfigError(
-            f"run {run_id} has no record of its options: it was stopped early or is an old one", hint=hint
+            f"run {run_id} has no record of its options: it was stopped early, or recorded by an earlier labctl",
+            hint=hint,
         )
     if name and name != run.workload:
-        raise ConfigError(f"run {run_id} is one of `{run.workload}`, not of `{name}`", hint="leave out the workload")
+        raise ConfigError(f"run {run_id} ran `{run.workload}`, not `{name}`", hint="leave out the workload")
     before = convert(run.request["options"], RunOptions)
     return run.request["workload"], replace(over(before, options), resume=run_id)
 
@@ -228,7 +229,7 @@ def _bounded(directory: Path, workload: str, criterion: Criterion) -> Criterion:
     value = metric.get(final(metric))
     if not isinstance(value, (int, float)):
         raise ConfigError(
-            f"run {run_id} has recorded no `{criterion.metric}`, which a criterion of {workload} is relative to",
+            f"run {run_id} has no `{criterion.metric}`, to which a criterion of {workload} is relative",
             hint=f"labctl show {run_id}",
         )
     bound = value + share * abs(value)

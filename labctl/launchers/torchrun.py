@@ -42,7 +42,7 @@ def check(launch: LaunchSpec) -> None:
     if len(counts) > 1:
         listed = ", ".join(f"{name} has {slots}" for slots, name in counts.items())
         raise ConfigError(
-            f"torchrun starts as many ranks on every node, but the slots differ: {listed}",
+            f"torchrun starts the same number of ranks on every node, but the slots differ: {listed}",
             hint="give all nodes the same slots in the hostfile, or use --launcher deepspeed or mpirun",
         )
 

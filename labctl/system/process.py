@@ -312,7 +312,7 @@ def _start(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     try:
         return subprocess.Popen(argv, **options)
     except FileNotFoundError as error:
-        raise ProgramNotFound(f"{argv[0]}: no such program (wanted for: {shlex.join(argv)})") from error
+        raise ProgramNotFound(f"{argv[0]}: command not found (needed for: {shlex.join(argv)})") from error
 
 
 @contextmanager
@@ -337,7 +337,7 @@ def _child(
             _kill(child, own_session=own_session)
             raise
     if timeout is not None and expired.is_set():
-        raise ProcessTimeout(f"{shlex.join(argv)}: not done within {human.duration(timeout)}")
+        raise ProcessTimeout(f"`{shlex.join(argv)}` timed out after {human.duration(timeout)}")
 
 
 @contextmanager

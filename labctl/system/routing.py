@@ -196,13 +196,13 @@ def _way_out(member: ClusterMember, endpoint: Endpoint, numbers: Sequence[int], 
         raise _unroutable(member, f"has no route to {called['']}")
     if inner := next(filter(_INNER.fullmatch, taken), ""):
         raise HostError(
-            f"{member.name} would look for {called[inner]} on {inner}, a network of its own containers",
+            f"{member.name} would route to {called[inner]} through {inner}, a network of its own containers",
             hint=f"on {member.name}: docker network ls; remove the network, or give it other addresses",
             node=member.name,
         )
     if len(taken) > 1:
         each = ", ".join(f"{member} by {name}" for name, member in called.items())
-        raise _unroutable(member, f"reaches the other hosts by different interfaces, {each}: collectives use one")
+        raise _unroutable(member, f"reaches the other hosts by different interfaces, {each}: collectives need one")
     (interface,) = taken
     if interface == endpoint.interface:
         return endpoint

@@ -245,7 +245,7 @@ def locate(clone: ExternalRepo, script: str, root: Path | None) -> Path:
     if script in paths:
         return paths[script]
     if not script:
-        raise ConfigError(f"{label}: say which script of {folder}", hint="`labctl workloads` lists them")
+        raise ConfigError(f"{label}: name a script of {folder}", hint="`labctl workloads` lists them")
     near = nearest(script, paths, cutoff=0)
     raise ConfigError(
         f"{folder}: no script {label}; {clone.family} runs those that {clone.takes}",

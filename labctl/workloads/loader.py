@@ -131,7 +131,7 @@ def _declare(name: str, folder: Path, at: Value, common: dict[str, Any], variant
     programs = [key for key in ("script", "module", "command") if fields.get(key)]
     if len(programs) != 1:
         has = " and ".join(f"`{key}`" for key in programs) or "no `script`"
-        raise at.error(f"workload `{name}` has {has}", hint="one of `script`, `module` and `command`")
+        raise at.error(f"workload `{name}` has {has}", hint="give exactly one of `script`, `module` and `command`")
     if not fields.get("script"):
         fields = {"project": Project(root=folder.resolve()), **fields, "script": ""}
     listed = fields.pop("requirements", ())

@@ -134,10 +134,10 @@ def _file(value: Value, folder: Path) -> str:
     text = value.text()
     path = (folder / text).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise value.error(f"script `{text}` leaves its folder")
+        raise value.error(f"script `{text}` is outside the folder of its workload")
     if not path.is_file():
         raise value.error(
-            f"script `{text}` is not in {folder}", hint="put it there; a script elsewhere is named by its whole path"
+            f"script `{text}` is not in {folder}", hint="put it there, or write the absolute path of a script elsewhere"
         )
     return text
 
@@ -145,7 +145,7 @@ def _file(value: Value, folder: Path) -> str:
 def _module(value: Value) -> str:
     """Return the name of a Python module. ConfigError unless it is words of letters, digits and `_`, with dots."""
     if not re.fullmatch(rf"{_VARIABLE.pattern}(\.{_VARIABLE.pattern})*", value.text()):
-        raise value.error(f"bad module `{value.text()}`", hint="as after `python -m`: package.train")
+        raise value.error(f"bad module `{value.text()}`", hint="write it as for `python -m`: package.train")
     return value.text()
 
 
@@ -156,7 +156,10 @@ def _project(value: Value, folder: Path) -> Project:
     root = (folder / Path(entries.get("path", ".")).expanduser()).resolve()
     start = (root / entries.get("start", ".")).resolve()
     if not start.is_dir() or not start.is_relative_to(root):
-        raise value.error(f"`{start}` is not a folder of the project", hint="`path`, its root, and `start` in it")
+        raise value.error(
+            f"`{start}` is not a folder of the project",
+            hint="`path` is the root of the project, `start` a folder in it",
+        )
     return Project(root=root, start=str(start.relative_to(root)), install=entries.get("install", False))
 
 
@@ -274,7 +277,7 @@ def require_group(pattern: str, content: str = "number") -> None:
         raise ConfigError(f"`{pattern}` is not a regular expression: {error}") from None
     if groups != 1:
         message = f"`{pattern}` must have exactly one group, the {content}; it has {groups}"
-        raise ConfigError(message, hint="(?:...) is no group")
+        raise ConfigError(message, hint="(?:...) does not count as a group")
 
 
 def _criterion(value: Value) -> Criterion:
@@ -320,7 +323,7 @@ def _memory(value: Value) -> Memory:
     }
     read = value.read({"model": Value.text, "critic": Value.text, "task": _task, **defaults})
     if ("model" in read) == ("parameters" in read):
-        raise value.error("`memory` takes the model's config.json, `model`, or only their number, `parameters`")
+        raise value.error("`memory` takes either `model`, a config.json, or `parameters`, their number")
     given = {name: item for name, item in read.items() if name not in defaults}
     return Memory(**given, defaults=tuple((name, item) for name, item in read.items() if name in defaults))
 

@@ -90,7 +90,7 @@ def test_a_hostile_workload_changes_nothing_but_its_own_directory(
     result = answer.json
     record = attacked.path / "runs" / result["run_id"]
     assert (result["verdict"], result["cause"]) == (verdict, "rank-crashed" if code else None)
-    assert f"run {result['run_id']}: not moved, because it is no file of the run or its name is taken" in answer.err
+    assert f"run {result['run_id']}: not moved, because it is not a file of the run or its name is taken" in answer.err
     assert (tree(home), tree(earlier)) == (before, ran)
     assert attacked.left_since(nodes) == []
     assert stranger()

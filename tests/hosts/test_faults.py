@@ -294,7 +294,7 @@ def test_a_host_that_is_lost_ends_the_run_and_up_heals_it_once_it_is_back(
     kept_there = {host.name: f"{host.home}/.labctl/{lab.name}.{host.name}/runs/.outputs/{run_id}" for host in lab.hosts}
     # ssh still fetches the files if only the engine has failed.
     stays = trouble is not Host.stop_engine
-    assert (f"what {host.name} has of the run stays there in {kept_there[host.name]}" in answer.err) is stays
+    assert (f"files of the run stay on {host.name} in {kept_there[host.name]}" in answer.err) is stays
     assert bool(host.shell('[ ! -e "$1" ] || echo there', kept_there[host.name])) is stays
     assert [host.shell('[ ! -e "$1" ] || echo there', kept_there[host.name]) for host in remaining.hosts] == ["", ""]
     assert f"worker-{number}" in result["message"] or f"host {host.name}" in result["message"]

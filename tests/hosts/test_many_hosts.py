@@ -105,15 +105,14 @@ def test_a_host_gets_the_keys_of_its_own_nodes_and_gives_all_back(lab: RackLab) 
     lab.inside("worker-1", "sh", "-c", f"mkdir {RUN}; echo 1 > {RUN}/loss; mkfifo {RUN}/pipe", user="1000:1000")
     # A run's name on the host must not be used as a path here: no such run was started from this machine.
     answer = lab.call("down").expect(3)
-    assert f"what is no run of this lab: '{Path(RUN).name}'" in answer.err
+    assert f"contains '{Path(RUN).name}', not a run of this lab" in answer.err
     assert not (lab.path / "runs" / Path(RUN).name).exists()
     (lab.path / "runs" / Path(RUN).name).mkdir()
     answer = lab.call("down").expect(3)
     assert (
-        f"h2: run {Path(RUN).name}: not fetched, because it is no file of the run: pipe; what h2 has of run"
-        in answer.err
+        f"h2: run {Path(RUN).name}: not fetched, because it is not a file of the run: pipe; files of run" in answer.err
     )
-    assert f"stays there in {kept}" in answer.err
+    assert f"stay on h2 in {kept}" in answer.err
     assert (lab.labelled(), leftovers(lab.hosts[0])) == ([], [])
     lab.hosts[1].shell('rm "$1/pipe"', kept)
     lab.call("down").expect(0)

@@ -140,14 +140,14 @@ def test_a_checkpoint_that_was_cut_in_the_middle_is_not_taken(lab: Lab, whole: s
     assert f"--resume /workspace/runs/{cut.name}/checkpoints/step-40" in plan
     shutil.rmtree(cut / "checkpoints/step-40")
     error = lab.call("run", "--resume", cut.name, "--json").expect(2).json["error"]
-    assert f"run {cut.name} has no whole checkpoint: checkpoints/step-60: 1 of " in error["message"]
+    assert f"run {cut.name} has no complete checkpoint: checkpoints/step-60: 1 of " in error["message"]
     shutil.rmtree(cut)
 
 
 def test_a_checkpoint_is_for_as_many_ranks_as_wrote_it(lab: Lab, whole: str) -> None:
     """--resume of two ranks with one: exit code 2, and both numbers are said."""
     error = lab.call("run", "--resume", whole, "--include", "worker-0", "--json").expect(2).json["error"]
-    assert error["message"] == f"checkpoint {whole}/checkpoints/step-60 is of 2 ranks, and this run has 1"
+    assert error["message"] == f"checkpoint {whole}/checkpoints/step-60 was saved by 2 ranks, and this run has 1"
 
 
 @pytest.mark.slow

@@ -978,7 +978,7 @@ def test_a_record_of_an_earlier_labctl_is_not_replayed(context: Context, ran: Re
     path = context.directory / "runs" / ran.run_id / "job.json"
     kept = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in kept.items() if key not in ("files", "code", "shared")}))
-    with pytest.raises(HostError, match="its record is of an earlier labctl"):
+    with pytest.raises(HostError, match="an earlier labctl recorded it"):
         flows.replay(context, ran.run_id)
 
 

@@ -133,7 +133,7 @@ def base_for(release: str) -> str:
     if not same:
         minors = dict.fromkeys(_minor(software) for software, _ in releases)
         raise HostError(
-            f"Habana's image for driver {release} is not known: known are the releases {', '.join(minors)}",
+            f"Habana's image for driver {release} is not known; labctl knows {', '.join(minors)}",
             hint=f"set LAB_BASE_IMAGE to the image of the driver's own release, named like {_image(*releases[-1])}",
         )
     return _image(*next((row for row in same if row[0] == release), same[-1]))
@@ -148,7 +148,7 @@ def why_mismatch(release: str, image: str) -> str:
     if not software or _minor(software) == _minor(release):
         return ""
     return (
-        f"image {image} is of Gaudi software {software}, this host's driver of {release}: they must be of one release"
+        f"image {image} has Gaudi software {software}, this host's driver is of {release}: they must be of one release"
     )
 
 

@@ -88,7 +88,7 @@ def _judge_links(reading: Reading, evidence: Evidence) -> Answer | None:
     others = [value for _, value in evidence.neighbours]
     if len(others) < 3 or not all(others):
         return None
-    return Answer("remark", f"has no active NVLink, the {len(others)} others have")
+    return Answer("remark", f"has no active NVLink; the {len(others)} others have")
 
 
 def _judge_processes(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge
@@ -114,7 +114,7 @@ def _judge_leftover(reading: Reading, evidence: Evidence) -> Answer | None:
     """Judge memory that no process has."""
     if not isinstance(reading.value, int) or evidence.limit is None or reading.value <= evidence.limit:
         return None
-    return Answer("remark", f"{human.memory(reading.value << 20)} of memory are in use without a process")
+    return Answer("remark", f"{human.memory(reading.value << 20)} of memory is in use by no process")
 
 
 def _judge_toolkit(reading: Reading, evidence: Evidence) -> Answer | None:  # noqa: ARG001 - as Judge

@@ -90,7 +90,7 @@ def readings(dump: HostDump) -> Iterator[Reading]:
     report = report_of(text) if is_report(text) else Report()
     gpus = tuple(_gpus(dump, report, lost))
     if gpus and all(gpu.is_closed for gpu in gpus):
-        yield Reading(name="nvidia-smi", value=None, source="nvidia-smi", why="no right to open a GPU")
+        yield Reading(name="nvidia-smi", value=None, source="nvidia-smi", why="permission denied for all GPUs")
         return
     yield from _versions(report)
     yield from _peer_memory(dump)
@@ -272,7 +272,7 @@ def _of_gpu(gpu: Gpu, dump: HostDump) -> Iterator[Reading]:
 def _state(gpu: Gpu) -> Reading:
     """Return whether the driver reaches a GPU; unknown of one that the user has no right to open."""
     if gpu.is_closed:
-        return Reading(name="state", value=None, source=SOURCE, item=gpu.item, why="no right to open it")
+        return Reading(name="state", value=None, source=SOURCE, item=gpu.item, why="permission denied")
     return Reading(name="state", value=gpu.error or "reachable", source=SOURCE, item=gpu.item, kin=gpu.name)
 
 

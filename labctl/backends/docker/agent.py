@@ -249,7 +249,7 @@ class Standby:
             raise LaunchError(error.message, hint=error.hint, node=error.node) from error
         code = self._stream.result() if self.ended else 0
         if follower.other or code:
-            answer = follower.other[-1] if follower.other else f"its agent ended with code {code}"
+            answer = follower.other[-1] if follower.other else f"its agent exited with code {code}"
             # An agent of an earlier labctl takes the run as an argument, or knows no `launch`.
             is_old = answer.startswith(("KeyError: 'launch'", "TypeError: launch()"))
             hint = "labctl build && labctl up" if is_old else "labctl logs launcher"
@@ -337,7 +337,7 @@ def _is_unknown(run_id: str, follower: Follower, *, launched: bool) -> bool:
     """Tell if the agent knows no such run; LaunchError if it has just been ``launched``."""
     unknown = any(text.startswith(f"no run {run_id}") for text in follower.other)
     if unknown and launched and not follower.heard:
-        raise LaunchError(f"run {run_id} did not begin", hint="re-run the command", node=model.LAUNCHER)
+        raise LaunchError(f"run {run_id} did not start", hint="re-run the command", node=model.LAUNCHER)
     return unknown
 
 
@@ -415,7 +415,7 @@ def runs(engine: Engine, observed: ObservedState) -> dict[str, ActiveRun]:
         # An agent of an earlier labctl, which does not record runs.
         return {}
     if done.code:
-        reason = done.err.strip() or f"its agent ended with code {done.code}"
+        reason = done.err.strip() or f"its agent exited with code {done.code}"
         raise HostError(f"{model.LAUNCHER}: {reason}", hint="labctl logs launcher", node=model.LAUNCHER)
     with parsing(launcher.host):
         reported = [decode(line, ActiveRun) for line in done.out.splitlines()]
@@ -513,7 +513,7 @@ def agent(
     who = "0" if root else user(lab, node)
     done = engine.exec(naming.container_name(lab, node), (*prefix, *AGENT, *arguments), user=who)
     if done.code and not done.out:
-        reason = done.err.strip() or f"{AGENT[-1]} {arguments[0]} ended with code {done.code} and without a word"
+        reason = done.err.strip() or f"{AGENT[-1]} {arguments[0]} exited with code {done.code} and no output"
         raise HostError(f"{node}: {reason}", hint=f"labctl status; labctl logs {node}", node=node)
     return done.out.splitlines()
 

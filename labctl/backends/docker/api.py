@@ -53,7 +53,7 @@ class Client(APIClient):
         ping = self.get(f"{self.base_url}/_ping", timeout=seconds)
         ping.raise_for_status()
         if "Api-Version" not in ping.headers:
-            raise DockerException(f"{address} is something else")
+            raise DockerException(f"{address} is not a Docker Engine")
         self._version = ping.headers["Api-Version"]
 
     def send(self, request: PreparedRequest, **options: Any) -> Response:

@@ -484,7 +484,7 @@ class DockerEngine:
                 try:
                     out, err = api.exec_output(made, limit)
                 except TimeoutError:
-                    late = f"{shlex.join(argv)}: not done within {human.duration(limit)}"
+                    late = f"`{shlex.join(argv)}` timed out after {human.duration(limit)}"
                     raise process.ProcessTimeout(late) from None
             except APIError as error:  # The container is gone, or not running.
                 return process.CompletedProcess(argv, 1, "", f"{error.explanation}\n")
@@ -541,7 +541,7 @@ class DockerEngine:
             code = process.attached(command, forward, env=secret_env)
             look = ("sh", "-c", IN_NODE, "sh", "runs", f"{RUN_VARIABLE}={mark}")
             if stdin == "terminal" and code == DETACHED and self.exec(container, look, user=user).code == 0:
-                raise HostError(f"docker let go of {shlex.join(argv)} in {container}; it is ended")
+                raise HostError(f"docker detached from `{shlex.join(argv)}` in {container}; labctl ends the command")
             return code
 
     def _exec(

@@ -179,7 +179,7 @@ class Api:
         hint = ""
         if status == 401:
             message = f"the API server {self.server} does not accept the credentials of this context: {message}"
-            hint = "log in to the cluster again: the token or certificate in the kubeconfig has expired, or is of another cluster"
+            hint = "log in to the cluster again: its token or certificate has expired, or is of another cluster"
         elif status == 403:
             hint = grant(*asked_for(method, path), self.namespace if f"/namespaces/{self.namespace}" in path else "")
         return Refused(status, message, hint)

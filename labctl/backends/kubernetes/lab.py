@@ -374,9 +374,7 @@ def pod_of_run(lab: ClusterLab, run: Run, node: str) -> str:
 def _running_pod(lab: ClusterLab, containers: Sequence[Container], node: str) -> str:
     """Return the name of a node's pod. HostError if none runs, ConfigError if the lab has no such node."""
     if not containers:
-        raise HostError(
-            f"lab {lab.name} has no pods", hint="labctl run --detach WORKLOAD starts pods", node=node
-        )
+        raise HostError(f"lab {lab.name} has no pods", hint="labctl run --detach WORKLOAD starts pods", node=node)
     chosen = next((container for container in containers if node in (container.node, container.name)), None)
     if not chosen:
         names = ", ".join(dict.fromkeys(container.node for container in containers))

@@ -64,7 +64,9 @@ def placement(of: Lab, hostnames: Mapping[str, str], options: RunOptions) -> Pla
             hint="name only nodes: a cluster decides which devices a pod gets",
         )
     if len(numbers) > 1:
-        raise ConfigError(f"{source}: all workers of a job must have the same number of slots", hint="write the same slots=N for each")
+        raise ConfigError(
+            f"{source}: all workers of a job must have the same number of slots", hint="write the same slots=N for each"
+        )
     if options.exclude and not options.hostfile:
         return Placement(without=tuple(label for name, label in hostnames.items() if name not in names))
     (slots,) = numbers
@@ -82,7 +84,9 @@ def require_free(lab: ClusterLab, placed: Placement, cluster_nodes: tuple[Cluste
         raise in_use(users)
     for name, reason in unusable(cluster_nodes, request).items():
         if name in placed.nodes:
-            raise HostError(f"{name} is out of use: {reason}", hint="labctl devices; `labctl run --wait` waits for it", node=name)
+            raise HostError(
+                f"{name} is out of use: {reason}", hint="labctl devices; `labctl run --wait` waits for it", node=name
+            )
 
 
 def _users(lab: ClusterLab, placed: Placement) -> list[ActiveRun]:

@@ -36,7 +36,7 @@ def quotas(view: View) -> Iterator[Finding]:
     if unsaid:
         summary = f"quota {names} requires every pod to set {', '.join(sorted(unsaid))}"
         fix = (
-            f"set LAB_K8S_CPU and LAB_MEMORY in .env; the launcher needs a LimitRange with defaults: {view.typed} get limits"
+            f"LAB_K8S_CPU and LAB_MEMORY in .env; for the launcher a LimitRange with defaults: {view.typed} get limits"
         )
         yield error("LAB-K8S-008", summary, impact, fix)
     if short:

@@ -182,7 +182,7 @@ def test_graphics_in_the_processor_are_taken_only_when_asked_for(tmp_path: Path)
     sysfs.render_node(tmp_path, 128, "0000:00:02.0", driver="i915")
     choice = accelerators.choose("auto", tmp_path)
     assert choice.name == "cpu"
-    assert "processor's own (LAB_ACCELERATOR=intel takes it)" in choice.why
+    assert "processor's own (LAB_ACCELERATOR=intel uses it)" in choice.why
     assert [device.path for device in accelerators.choose("intel", tmp_path).devices] == ["/dev/dri/renderD128"]
 
 
@@ -255,16 +255,16 @@ def test_links_that_lead_nowhere_are_no_devices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("vendor", "driver", "message"),
     [
-        ("0x10de", "", "an NVIDIA card at 0000:3b:00.0 has no driver; nvidia would serve it"),
-        ("0x10de", "nouveau", "an NVIDIA card at 0000:3b:00.0 is held by the driver nouveau, not by nvidia"),
+        ("0x10de", "", "an NVIDIA card at 0000:3b:00.0 has no driver; it needs nvidia"),
+        ("0x10de", "nouveau", "an NVIDIA card at 0000:3b:00.0 is bound to the driver nouveau, not to nvidia"),
         (
             "0x10de",
             "nvidia",
             "an NVIDIA card at 0000:3b:00.0 has its driver, nvidia, but no device file "
             "(`sudo nvidia-modprobe -c0 -u` makes the first)",
         ),
-        ("0x1da3", "", "a Gaudi at 0000:3b:00.0 has no driver; habanalabs would serve it"),
-        ("0x8086", "vfio-pci", "an Intel GPU at 0000:3b:00.0 is held by the driver vfio-pci, not by i915 or xe"),
+        ("0x1da3", "", "a Gaudi at 0000:3b:00.0 has no driver; it needs habanalabs"),
+        ("0x8086", "vfio-pci", "an Intel GPU at 0000:3b:00.0 is bound to the driver vfio-pci, not to i915 or xe"),
     ],
 )
 def test_a_card_that_cannot_be_used_says_why(tmp_path: Path, vendor: str, driver: str, message: str) -> None:

@@ -203,7 +203,7 @@ def test_every_error_of_a_card_is_named() -> None:
         ("gpu-slowdown", "GPU 0"): ("bad", "clocks are lowered by HW slowdown, HW thermal slowdown"),
         ("gpu-power-limit", "GPU 0"): ("remark", "power limit 500 W, by default 700 W"),
         ("gpu-temperature", "GPU 0"): ("remark", "temperature is 3 °C below that of its slowdown, while it is idle"),
-        ("gpu-leftover", "GPU 0"): ("remark", "39.06 GiB of memory are in use without a process"),
+        ("gpu-leftover", "GPU 0"): ("remark", "39.06 GiB of memory is in use by no process"),
     }
 
 
@@ -322,7 +322,7 @@ def test_a_card_that_the_user_may_not_open_is_unknown(text: str) -> None:
     first = report[: report.index("</gpu>")] + "</gpu></nvidia_smi_log>"
     full = dump_of(report)
     found = answers(dump_of(text.format(first=first)), neighbours={"worker-1": full, "worker-2": full})
-    assert found["gpu-state", "GPU 1"] == ("unknown", "no right to open it")
+    assert found["gpu-state", "GPU 1"] == ("unknown", "permission denied")
     assert {level for level, _ in found.values()} == {"unknown"}
 
 
@@ -449,7 +449,7 @@ def test_cards_that_no_bridge_joins_are_not_blamed() -> None:
     pair = "".join(state.format(index, link) for index, link in enumerate((active, active, off, off)))
     assert answers(dump_of(text, **{"nvlink -s": pair})) == {}
     alone = "".join(state.format(index, link) for index, link in enumerate((active, active, active, off)))
-    word = ("remark", "has no active NVLink, the 3 others have")
+    word = ("remark", "has no active NVLink; the 3 others have")
     assert answers(dump_of(text, **{"nvlink -s": alone})) == {("gpu-nvlink", "GPU 3"): word}
 
 

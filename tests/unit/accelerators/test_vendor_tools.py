@@ -126,10 +126,10 @@ def test_a_tool_that_fails_without_a_word_gives_its_code(tool: Tool) -> None:
 
 
 def test_a_tool_that_hangs_is_cut_off(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nvidia-smi sleep beyond the time limit: every device's health says "not done within 0.5 s"."""
+    """Let nvidia-smi sleep beyond the time limit: every device's health says "timed out after 0.5 s"."""
     monkeypatch.setattr(vendor_tools, "SECONDS", 0.5)
     tool("nvidia-smi", "", before="time.sleep(60)")
-    assert ["not done within 0.5 s" in text for text in healths(describe("nvidia", GPUS))] == [True, True]
+    assert ["timed out after 0.5 s" in text for text in healths(describe("nvidia", GPUS))] == [True, True]
 
 
 @pytest.mark.usefixtures("tool")

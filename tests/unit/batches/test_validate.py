@@ -316,7 +316,7 @@ def test_what_doctor_finds_only_in_a_running_lab_is_evidence_and_what_it_found_b
 
 
 def test_what_up_mends_is_no_evidence() -> None:
-    """Find an error before `up` and none after: PASS, and the step says that `labctl up` repaired it."""
+    """Find an error before `up` and none after: PASS, and the step says that `labctl up` fixed it."""
     stopped = error("LAB-NODE-001", "is stopped", "", "labctl up", node="worker-1")
     reports = [(stopped,), ()]
 
@@ -327,7 +327,7 @@ def test_what_up_mends_is_no_evidence() -> None:
 
     validation = Mended().validate()
     assert (validation.verdict, set(verdicts(validation).values())) == ("PASS", {"good"})
-    assert step(validation, "doctor").message.endswith("is stopped; `labctl up` repaired it")
+    assert step(validation, "doctor").message.endswith("is stopped; `labctl up` fixed it")
 
 
 def test_a_check_that_fails_on_all_nodes_accuses_none_and_the_next_one_runs() -> None:
@@ -606,7 +606,7 @@ def test_a_threshold_that_all_nodes_miss_is_doubted_before_the_nodes() -> None:
     assert (validation.verdict, set(verdicts(validation).values())) == ("FAIL", {"unsure"})
     assert "rate 100 GB/s, not >= 1000 GB/s (a data sheet), in 11 runs" in validation.nodes[0].evidence[0]
     assert {node.advice for node in validation.nodes} == {
-        "check what the nodes share (`labctl doctor`), and the workload and the limits of memory "
+        "check what the nodes share (`labctl doctor`), and workload and limits of memory "
         "(`labctl validate --profile plain --print-profile`)"
     }
 

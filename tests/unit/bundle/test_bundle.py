@@ -743,7 +743,7 @@ def test_hosts_that_share_a_cache_may_unpack_into_it_at_once(lab: Path, cache: P
 
 
 def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tmp_path: Path) -> None:
-    """Send only part of the cache's archive: HostError "the cache did not come whole", and the folder stays empty."""
+    """Send only part of the cache's archive: HostError, and the folder stays empty."""
     file = tmp_path / "lab.bundle"
     save.save_bundle(context(lab, HOST_CACHE_PATH=str(cache)), file, cache=True)
     whole = load.checked(file, lambda _: None)
@@ -751,7 +751,7 @@ def test_a_cache_that_is_cut_off_leaves_nothing_of_it(lab: Path, cache: Path, tm
     host = FakeHost(tmp_path / "rack", "h1")
     (host.home / "c").mkdir()
     cut = replace(cargo, parts=cargo.parts[:2])
-    with pytest.raises(HostError, match="the cache did not come whole"):
+    with pytest.raises(HostError, match="the cache was not received completely"):
         load.unpack(host, "c", cut, lambda _: None)
     assert list((host.home / "c").iterdir()) == []
 

@@ -227,8 +227,8 @@ def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
         ("@a", "1: user must be a user's name, not ``"),
         ("-l@a", "1: user must be a user's name, not `-l`"),
         ("lab@-oProxyCommand=x", "1: bad host name `-oProxyCommand=x`"),
-        ("local", "1: `local` is this machine's name here"),
-        ("lab@local:22", "1: `local` is this machine's name here"),
+        ("local", "1: `local` is reserved for this machine"),
+        ("lab@local:22", "1: `local` is reserved for this machine"),
         ("a_b", "1: bad host name `a_b`"),
         ("a\x1b[31m", "1: contains a control character"),
         ("a\x00", "1: contains a control character"),
@@ -388,7 +388,7 @@ def test_an_inventory_that_is_a_program_is_refused_and_not_executed(tmp_path: Pa
     """Read an executable inventory: ConfigError, and it is not executed."""
     (tmp_path / "hosts").write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
     (tmp_path / "hosts").chmod(0o755)
-    with pytest.raises(ConfigError, match=r"^hosts:1: is a program, and labctl executes no inventory") as caught:
+    with pytest.raises(ConfigError, match=r"^hosts:1: is a program, and labctl does not execute inventories") as caught:
         read(tmp_path / "hosts", "hosts")
     assert caught.value.hint.startswith("ansible-inventory -i hosts --list --yaml > hosts.yaml")
     assert not (tmp_path / "executed").exists()

@@ -126,7 +126,7 @@ def test_a_folder_below_a_closed_one_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "closed").chmod(0o700)
     readings = SUBJECT.readings(hostdump.read(done.stdout, "gpu-1"))
     found = [(reading.value, reading.why) for reading in readings if reading.key == (path, "folder")]
-    assert found == [(None, "no right to see it")]
+    assert found == [(None, "permission denied")]
 
 
 def test_usual_folders_may_be_missing() -> None:

@@ -113,12 +113,12 @@ def test_less_than_neighbours_that_differ_a_little(tmp_path: Path) -> None:
         (
             "Out of memory: Killed process 123 (python) total-vm:10kB, anon-rss:9kB",
             "remark",
-            "python was killed, it was out of the memory of the node",
+            "python was killed: out of the memory of the node",
         ),
         (
             "Memory cgroup out of memory: Killed process 9 (pt main) total-vm:1kB (x)",
             "remark",
-            "pt main was killed, it was out of the memory of its container",
+            "pt main was killed: out of the memory of its container",
         ),
         ("Memory: 24684092K/25165824K available", "", ""),
     ],

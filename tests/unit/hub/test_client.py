@@ -42,7 +42,9 @@ def test_a_name_that_is_none_of_a_repository_is_refused(path: str) -> None:
 )
 def test_a_hash_that_is_none_is_refused(blob: str, *, large: bool) -> None:
     """Check a hash of wrong form or length: impossible() returns "an invalid hash or size of a.bin: ..."."""
-    assert impossible(answer(RemoteFile("a.bin", 1, blob, large=large))).startswith("an invalid hash or size of a.bin: ")
+    assert impossible(answer(RemoteFile("a.bin", 1, blob, large=large))).startswith(
+        "an invalid hash or size of a.bin: "
+    )
 
 
 def test_a_size_below_zero_is_refused() -> None:

@@ -88,7 +88,7 @@ def test_what_is_wrong_with_the_last_one_is_said(of: Lab) -> None:
     """Break both checkpoints: the reason names the newest and its missing file."""
     (saved(of, "r1", 90) / "model/shard-1.pt").unlink()
     (saved(of, "r1", 60) / "whole.json").unlink()
-    assert reason(of, "r1") == "checkpoints/step-90: 1 of 2 files missing or cut, such as model/shard-1.pt"
+    assert reason(of, "r1") == "checkpoints/step-90: 1 of 2 files missing or truncated, such as model/shard-1.pt"
 
 
 def test_a_run_without_any_says_where_they_were_looked_for(of: Lab) -> None:
@@ -146,7 +146,7 @@ def test_the_script_gets_the_checkpoint_as_an_input(of: Lab) -> None:
 def test_one_of_other_ranks_is_refused_but_to_an_elastic_workload(of: Lab) -> None:
     """Resume with another number of ranks: ConfigError, unless the workload is elastic."""
     saved(of, "r1", 60)
-    with pytest.raises(ConfigError, match="checkpoint r1/checkpoints/step-60 is of 2 ranks, and this run has 3"):
+    with pytest.raises(ConfigError, match="checkpoint r1/checkpoints/step-60 was saved by 2 ranks, and this run has 3"):
         going_on(of, ranks=3)
     assert going_on(of, ranks=1, elastic=True)[1] == "r1/checkpoints/step-60"
 
@@ -154,7 +154,7 @@ def test_one_of_other_ranks_is_refused_but_to_an_elastic_workload(of: Lab) -> No
 def test_a_workload_that_does_not_say_how_is_refused(of: Lab) -> None:
     """Resume a workload without a resume section: ConfigError with the section to write."""
     saved(of, "r1", 60)
-    with pytest.raises(ConfigError, match="`hello` does not say how it resumes") as caught:
+    with pytest.raises(ConfigError, match="`hello` does not declare how it resumes") as caught:
         going_on(of, resume=None)
     assert "resume: {argument: --resume" in caught.value.hint
 
@@ -162,6 +162,6 @@ def test_a_workload_that_does_not_say_how_is_refused(of: Lab) -> None:
 def test_a_run_without_a_whole_checkpoint_is_refused(of: Lab) -> None:
     """Resume a run without a complete checkpoint: ConfigError, the hint starts from the beginning."""
     (of.directory / "runs/r1").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="run r1 has no whole checkpoint: nothing in ") as caught:
+    with pytest.raises(ConfigError, match="run r1 has no complete checkpoint: nothing in ") as caught:
         going_on(of)
     assert caught.value.hint.endswith("from the beginning: labctl run hello")

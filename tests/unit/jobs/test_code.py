@@ -95,7 +95,7 @@ def test_what_git_lists_of_a_folder_that_is_none_any_more_does_not_come(of: Lab,
         (mine / "data").symlink_to(tmp_path / "big" if now == "outside" else "other")
     chosen = script(of, path)
     assert names(chosen) == {"train.py", "other/x"} | ({"data"} if now in ("file", "inside") else set())
-    assert code.remark(chosen).endswith("data (a link that leads out)") == (now == "outside")
+    assert code.remark(chosen).endswith("data (a link that points outside)") == (now == "outside")
     files.create_all(tmp_path / "run", (), copies=chosen.copies)
 
 
@@ -247,8 +247,8 @@ def test_big_files_and_links_that_lead_out_are_left_out_by_name(of: Lab, tmp_pat
     chosen = script(of, path)
     assert names(chosen) == {"train.py", "a/b.py", "inside", "folder"}
     assert code.remark(chosen) == (
-        "not copied into the run: data (a link that leads out), key (a link that leads out), pipe (no file), "
-        "weights.bin (50 MB)"
+        "not copied into the run: data (a link that points outside), key (a link that points outside), "
+        "pipe (not a regular file), weights.bin (50 MB)"
     )
 
 
@@ -291,7 +291,7 @@ def test_a_submodule_that_is_not_checked_out_is_told_so_and_a_clone_inside_is_le
     subprocess.run(["git", "init", "-q", root / "clone"], check=True)
     assert code.remark(script(of, path)) == (
         "not copied into the run: sub (a submodule that is not checked out: git submodule update --init), "
-        "clone/ (a repository of its own)"
+        "clone/ (its own git repository)"
     )
 
 
@@ -300,7 +300,7 @@ def test_of_the_home_directory_the_script_alone_comes(of: Lab, tmp_path: Path, m
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     chosen = script(of, write(tmp_path / "me", "train.py", "photos/cat.jpg"))
     assert names(chosen) == {"train.py"}
-    assert "it is more than a project" in code.remark(chosen)
+    assert "it is not a single project" in code.remark(chosen)
 
 
 def test_a_project_is_copied_under_its_own_name_and_its_script_is_relative_to_where_ranks_start(
@@ -355,7 +355,7 @@ def test_a_link_that_a_container_planted_copies_nothing_of_the_host(of: Lab, tmp
     (tmp_path / "clone/train.py").symlink_to(tmp_path / ".netrc")
     mounts = (Mount(source=str(tmp_path / at), target="/workspace/DeepSpeedExamples"),)
     for folder in ("clone", at):
-        with pytest.raises(ConfigError, match="a link that leads out of the folders that are mounted"):
+        with pytest.raises(ConfigError, match="a link to a file outside the mounted folders"):
             script(replace(of, mounts=mounts), tmp_path / folder / "train.py")
 
 

@@ -67,12 +67,12 @@ def test_it_is_said_if_a_program_is_not_started_for_each_rank() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (RunOptions(), "neither a workload nor a program is named"),
+        (RunOptions(), "name a workload or a program"),
         (RunOptions(script=Path("a.py"), module="b"), "--script and -m both name a program"),
         (RunOptions(module="b", rehearse=True), "--rehearse shrinks a workload"),
         (RunOptions(command=("torchrun", "a"), launcher="mpirun"), "runs per node, not under `mpirun`"),
         (RunOptions(module="b", per="once", launcher="torchrun"), "runs once, not under `torchrun`"),
-        (RunOptions(command=("deepspeed", "a.py")), "deepspeed starts ranks by a hostfile, as labctl does"),
+        (RunOptions(command=("deepspeed", "a.py")), "deepspeed starts the ranks itself, and so does labctl"),
         (RunOptions(command=("accelerate", "launch", "a.py")), "starts ranks of one machine unless it is told"),
     ],
 )

@@ -76,7 +76,7 @@ def test_the_home_directory_is_no_project(repository: Path, monkeypatch: pytest.
     assert project.choose(repository / "train.py", here=repository) is None
     assert project.choose(None, here=repository) is None
     for given in (repository, repository.parent, Path("/")):
-        with pytest.raises(ConfigError, match="more than a project"):
+        with pytest.raises(ConfigError, match="not a single project"):
             project.choose(None, given=given, here=repository)
     with pytest.raises(ConfigError, match="no project to install"):
         project.choose(None, here=repository, install=True)
@@ -93,7 +93,7 @@ def test_a_project_without_the_script_is_refused(repository: Path) -> None:
 def test_it_is_said_if_the_home_directory_is_not_copied(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask for the remark in the home directory: nothing is copied; empty for a script or without a person."""
     monkeypatch.setenv("HOME", str(repository))
-    said = f"nothing is copied into the run: {repository} is more than a project; --project DIR names one"
+    said = f"nothing is copied into the run: {repository} is not a single project; --project DIR names one"
     assert project.remark(None, script=None, here=repository) == said
     assert project.remark(None, script=repository / "train.py", here=repository) == ""
     assert project.remark(None, script=None, here=None) == ""

@@ -135,7 +135,7 @@ def test_a_run_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
 def test_a_run_of_another_workload_is_refused(tmp_path: Path) -> None:
     """Resume a run of another workload: ConfigError names both."""
     ran(tmp_path, "r1", request.RunOptions())
-    assert refused(tmp_path, "r1", "opt-tiny").message == "run r1 is one of `hello`, not of `opt-tiny`"
+    assert refused(tmp_path, "r1", "opt-tiny").message == "run r1 ran `hello`, not `opt-tiny`"
 
 
 def test_a_run_that_is_under_way_is_refused(tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_latest_is_the_latest_run_of_the_workload_that_passed(tmp_path: Path) ->
     ("run", "metric", "reason"),
     [
         ("r9", "speed", "no run `r9`"),
-        ("r1", "loss", "run r1 has recorded no `loss`"),
-        ("r1", "odd", "run r1 has recorded no `odd`"),
-        ("r2", "speed", "run r2 has recorded no `speed`"),
+        ("r1", "loss", "run r1 has no `loss`"),
+        ("r1", "odd", "run r1 has no `odd`"),
+        ("r2", "speed", "run r2 has no `speed`"),
         ("latest", "speed", "no run of hello has passed yet"),
     ],
 )

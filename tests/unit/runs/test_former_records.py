@@ -64,5 +64,5 @@ def test_it_is_compared_reported_and_exported(lab: Path, result: Result, tmp_pat
 
 def test_it_cannot_be_replayed_and_says_why(lab: Path) -> None:
     """Replay the record: HostError says that it is of an earlier labctl."""
-    with pytest.raises(HostError, match="its record is of an earlier labctl, which kept less"):
+    with pytest.raises(HostError, match="an earlier labctl recorded it, which kept less"):
         replay.read(lab, RUN)

@@ -266,7 +266,7 @@ def test_a_network_of_containers_that_hides_a_host_is_named() -> None:
     """Choose where a Docker network covers a host's address: the error names the bridge."""
     peers = [peer("a", "eth0 10.0.0.1/24", more=("br-0123456789ab 10.0.0.128/25",)), peer("b", "eth0 10.0.0.200/24")]
     error = failure(peers)
-    assert error.message.startswith("a would look for b (10.0.0.200) on br-0123456789ab")
+    assert error.message.startswith("a would route to b (10.0.0.200) through br-0123456789ab")
     assert "docker network ls" in error.hint
 
 

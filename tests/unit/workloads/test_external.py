@@ -126,7 +126,7 @@ def test_an_unknown_script_names_the_nearest_and_the_folder() -> None:
     [
         ("dschat/run_opt-13b", {}, "HOST_REPO_PATH is not set"),
         ("dschat/run_opt-13b", {"dschat": HABANA}, f"HOST_REPO_PATH: {HABANA} is not a clone of DeepSpeedExamples"),
-        ("dschat", BOTH, "say which script"),
+        ("dschat", BOTH, "name a script of"),
         ("dschat/run_batch", BOTH, "take JOB, HOSTFILE and OUTPUT"),
         ("gaudi/language-modeling/run_lora_clm", {}, "HOST_OPTIMUM_HABANA_PATH is not set"),
         ("gaudi/gaudi_spawn", BOTH, "no script"),

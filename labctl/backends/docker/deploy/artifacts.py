@@ -77,7 +77,7 @@ def collect(lab: Lab, run_id: str, engine: Engine, warn: Callable[[str], None], 
         with warned(warn):
             store.redact_ranks(written, lab.hidden)
         stays = f"{first(moved.stayed)}; it stays in {naming.OUTPUTS}/{run_id}"
-        warn(f"run {run_id}: not moved, because it is no file of the run or its name is taken: {stays}")
+        warn(f"run {run_id}: not moved, because it is not a file of the run or its name is taken: {stays}")
     done = {host.name: Event() for host in hosts}
     turns = dict(zip(done, (lambda: True, *(event.wait for event in done.values())), strict=False))
 
@@ -89,7 +89,7 @@ def collect(lab: Lab, run_id: str, engine: Engine, warn: Callable[[str], None], 
             if run_id in runs_on(connection, host.directory):
                 bring(connection, folder, path, warn, pushed=pushed, turn=turns[host.name])
         except HostError as error:
-            warn(f"{error.message}; what {host.name} has of the run stays there in {folder}")
+            warn(f"{error.message}; files of the run stay on {host.name} in {folder}")
         finally:
             turns[host.name]()
             done[host.name].set()
@@ -116,7 +116,7 @@ def bring(connection: Connection, folder: str, path: Path, warn: Callable[[str],
     if not result.complete:
         reason = "files changed while they were fetched"
         if result.refused:
-            reason = f"not fetched, because it is no file of the run: {first(result.refused)}"
+            reason = f"not fetched, because it is not a file of the run: {first(result.refused)}"
         raise HostError(f"{name}: run {path.name}: {reason}", hint=remedy(connection, folder), node=name)
     push.remove(connection, folder)
 
@@ -153,16 +153,16 @@ def fetch_left(
         folder, path = f"{directory}/{naming.OUTPUTS}/{run}", store.directory(lab, run)
         # The name comes from the host: accept only runs of this lab, so that no other directory is written.
         if not store.is_run(lab, run):
-            unexpected = f"{name}: {directory}/{naming.OUTPUTS} has what is no run of this lab: {ascii(run)[:100]}"
+            unexpected = f"{name}: {directory}/{naming.OUTPUTS} contains {ascii(run)[:100]}, not a run of this lab"
             raise HostError(unexpected, hint=remedy(connection, folder), node=name)
         try:
             bring(connection, folder, path, notice)
         except HostError as error:
-            stays = f"what {name} has of run {run} stays there in {folder}"
+            stays = f"files of run {run} stay on {name} in {folder}"
             raise HostError(f"{error.message}; {stays}", hint=error.hint, node=name) from error
         finally:
             store.redact_ranks(path, hidden)
-        notice(f"{name}: fetched what it still had of run {run}")
+        notice(f"{name}: fetched the remaining files of run {run}")
 
 
 def runs_on(connection: Connection, directory: str) -> list[str]:

@@ -107,7 +107,7 @@ def _send(connection: Connection, folder: str, *arguments: str, chunks: Iterable
     """Run a command of SCRIPT on a host with ``chunks`` as input. HostError if it exits non-zero."""
     done = connection.send(SCRIPT, folder, *arguments, chunks=chunks, timeout=MOVING)
     if done.code != 0:
-        raise failed(connection, "the cache did not come whole", done.err, "df -h")
+        raise failed(connection, "the cache was not received completely", done.err, "df -h")
 
 
 def fill(

@@ -50,7 +50,7 @@ append) # PART MEBIBYTES NAME SIZE MTIME: a file from so many MiB on, which an e
     dd bs=1048576 "count=$2" <&3 >/dev/null 2>&1
     cat >&3 || exit 1
     size=$(wc -c <"$part")
-    [ "$size" -eq "$4" ] || { echo "$3: $size of $4 bytes came" >&2; exit 1; }
+    [ "$size" -eq "$4" ] || { echo "$3: $size of $4 bytes received" >&2; exit 1; }
     touch -d "@$5" "$part" && mkdir -p "$coming/$(dirname "$3")" && mv "$part" "$coming/$3" || exit 1
     ;;
 esac

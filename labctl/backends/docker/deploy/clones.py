@@ -26,7 +26,7 @@ def read(root: Path) -> Manifest:
     size = sum(size_of(root / name) for name in names)
     if size > LARGEST:
         raise ConfigError(
-            f"{root} holds {human.size(size)} without .git, and hosts are sent at most "
+            f"{root} holds {human.size(size)} without .git, and labctl sends hosts at most "
             f"{human.size(LARGEST)} of a clone",
             hint="move it away here and clone it on each host at that path, or remove what is large from it",
         )

@@ -166,7 +166,7 @@ def check_image(context: Context, cluster: Cluster) -> None:
         context.warn(f"image {image} is out of date; rebuild it with `{build_command(cluster.settings)}`")
     elif image != below and packages.is_stale(labels, engine.image_id(below)):
         command = build_command(cluster.settings)
-        context.warn(f"image {image} is of an earlier {below}; rebuild it with `{command}`")
+        context.warn(f"image {image} was built on an earlier {below}; rebuild it with `{command}`")
     elif foreign.is_stale(image, labels):
         base = labels.get(catalog.BASE_LABEL, "IMAGE")
         context.warn(f"image {image} is out of date; `labctl build --from {base}` makes the one to name in LAB_IMAGE")
@@ -250,7 +250,7 @@ def remark(settings: Settings, workload: Workload) -> str:
     chosen, asked = settings.text("LAB_IMAGE"), catalog.tag(workload.image)
     if not workload.image or chosen in ("", asked):
         return ""
-    return f"LAB_IMAGE is {chosen}, and {workload.name} asks for {asked}; LAB_IMAGE is taken"
+    return f"LAB_IMAGE is {chosen}, and {workload.name} asks for {asked}; LAB_IMAGE is used"
 
 
 def image_of_hosts(cluster: Cluster) -> str:

@@ -59,7 +59,7 @@ def warn_small_arp_table(context: Context, cluster: Cluster, lab: Lab) -> None:
         table, needed = short
         context.warn(
             f"ARP table too small: gc_thresh3={table}, {len(lab.nodes)} nodes need {needed} entries: connections"
-            " between them will time out; `labctl doctor` says what raises it"
+            " between them will time out; `labctl doctor` has the command that raises it"
         )
 
 

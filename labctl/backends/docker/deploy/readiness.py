@@ -207,7 +207,7 @@ def under_way(lab: Lab, engine: Engine, observed: ObservedState, *, preview: boo
     if judged and not preview:
         for run_id in judged:
             with suppress(HostError):
-                agent.stop(lab, engine, run_id, 1, "it was judged already")
+                agent.stop(lab, engine, run_id, 1, "it already has a result")
         deadline = time.monotonic() + ENDING
         while time.monotonic() < deadline and judged & _active_ids(lab, engine):
             time.sleep(0.2)

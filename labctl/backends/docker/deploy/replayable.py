@@ -27,7 +27,7 @@ def uncommitted(lab: Lab, run: ReplayedRun) -> Iterator[str]:
     mounted = {place for host in lab.hosts for place in provenance.code(lab, host)}
     for clone in run.origin.code:
         if clone["dirty"] and ("code", clone["path"]) in mounted:
-            yield f"{clone['path']} had changes that were not committed, which may be others now"
+            yield f"{clone['path']} had uncommitted changes, which may differ now"
 
 
 def missing(cluster: Cluster, lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
@@ -42,7 +42,7 @@ def missing(cluster: Cluster, lab: Lab, observed: ObservedState, run: ReplayedRu
     except ConfigError as error:
         yield error.message
     if run.job.resumed and not (lab.directory / "runs" / run.job.resumed).exists():
-        yield f"runs/{run.job.resumed}, from which it went on, is gone"
+        yield f"runs/{run.job.resumed}, from which it resumed, is gone"
 
 
 def _nodes(lab: Lab, run: ReplayedRun) -> Iterator[str]:
@@ -62,14 +62,14 @@ def _nodes(lab: Lab, run: ReplayedRun) -> Iterator[str]:
 def _images(lab: Lab, observed: ObservedState, run: ReplayedRun) -> Iterator[str]:
     """Yield a line per host whose image differs from the recorded one; one line if the lab's has another name."""
     if lab.image != run.origin.image:
-        yield f"image: the lab has {lab.image}, and it ran {run.origin.image}"
+        yield f"image: it ran {run.origin.image}, and the lab has {lab.image}"
         return
     names = {host.name for host in lab.hosts}
     for host, image in run.origin.images.items():
         now = observed.on(host).image
         if host in names and image and now != image:
             is_now = f"is {now[:SHORT]} there" if now else "is not there"
-            back = f"docker tag {image[:SHORT]} {lab.image}, if it has that still"
+            back = f"docker tag {image[:SHORT]} {lab.image}, if {host} still has it"
             yield f"{host}: image {lab.image} was {image[:SHORT]}, and {is_now} ({back})"
 
 
@@ -93,7 +93,7 @@ def _settings(settings: Settings, lab: Lab, run: ReplayedRun) -> Iterator[str]:
     now = {key: value for key, value, _ in settings.rows()}
     changed = [key for key in dict.fromkeys((*run.settings, *now)) if run.settings.get(key) != now.get(key)]
     changes = (f"{key} was {run.settings.get(key) or 'unset'}, and is {now.get(key) or 'unset'}" for key in changed)
-    yield f"settings: {'; '.join(changes) or 'its containers are made otherwise than then, by another labctl'}"
+    yield f"settings: {'; '.join(changes) or 'its containers were created differently, by another labctl'}"
 
 
 def _is_changed(lab: Lab, path: Path, node: str) -> bool:

@@ -58,7 +58,7 @@ def pull(
         except OSError as error:
             raise HostError(f"cannot write {error.filename or into}: {error.strerror}", hint=f"df -h {into}") from error
     if why := why or broken:
-        came = f"{result.files} new files came before that" if result.files else "nothing new came before that"
+        came = f"{result.files or 'no'} new files were fetched"
         look = f"{ssh_errors.command(connection.target)} ls -l {shlex.quote(directory)}"
         raise ssh_errors.error(connection.target, f"cannot fetch {directory}: {why}; {came}", look)
     result.complete = steady and not result.refused

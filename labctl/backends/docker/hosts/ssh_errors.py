@@ -68,7 +68,11 @@ def silent(target: InventoryHost, seconds: float) -> HostError:
 def noisy_shell(target: InventoryHost, output: str) -> HostError:
     """Return the HostError of a host whose login shell prints output, with its first line."""
     text = f"its login shell prints output for non-interactive commands: `{output.splitlines()[0][:80]}`"
-    return error(target, text, f"on {target.name}: move that behind `case $- in *i*)` in its .bashrc, or its like")
+    return error(
+        target,
+        text,
+        f"on {target.name}: print that only in interactive shells: `case $- in *i*)` in its .bashrc or profile",
+    )
 
 
 def excerpt(text: str) -> str:

@@ -108,7 +108,7 @@ def require_own(request: BuildRequest) -> None:
     if present and not catalog.is_labctls(tag, present["Config"].get("Labels") or {}):
         where = "here" if engine.host == HERE else f"on {engine.host}"
         raise HostError(
-            f"image {tag} {where} is not labctl's; it is not replaced",
+            f"image {tag} {where} was not built by labctl, so it is not replaced",
             hint=f"`labctl build --from {tag}` makes a node image from it; or unset LAB_IMAGE",
         )
 
@@ -134,7 +134,7 @@ def update_lock(request: BuildRequest, emit: Emit) -> dict[str, Any]:
     try:
         lock.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise HostError(f"cannot write {lock}: {error.strerror}", hint="run it in a checkout that is yours") from error
+        raise HostError(f"cannot write {lock}: {error.strerror}", hint="run it in your own checkout") from error
     after = package_sources.pins(text)
     changed = sorted(name for name in pins.keys() | after.keys() if pins.get(name) != after.get(name))
     emit(f"{lock}: {len(after)} packages, {len(changed)} changed")
@@ -198,7 +198,7 @@ def ensure_base(name: str, request: BuildRequest, emit: Emit) -> str:
     else:
         return name
     if not can_make:
-        hint = "LAB_BASE_IMAGE may name an image that is here: docker images"
+        hint = "set LAB_BASE_IMAGE to an image of this machine (`docker images` lists them)"
         raise HostError(f"cannot pull {name}: {reason}", hint=hint)
     emit(f"cannot pull {name} ({reason}): making {made} from this host's own Debian packages instead")
     make_base(made, request, emit)
@@ -213,13 +213,13 @@ def make_base(tag: str, request: BuildRequest, emit: Emit) -> None:
     if procfs.os_release().get("ID") not in {"debian", "ubuntu"}:
         raise HostError(
             "only a Debian or Ubuntu host can make the base image itself",
-            hint="set LAB_BASE_IMAGE to a Debian image that is here, or docker load one",
+            hint="set LAB_BASE_IMAGE to a Debian image of this machine, or `docker load` one",
         )
     archive = apt_list("debian", DEBIAN, request.apt_mirror)
     if not archive:
         raise HostError(
             f"this host's own package sources have no Debian {DEBIAN} to make the base image from",
-            hint="set LAB_APT_MIRROR to a Debian mirror, or LAB_BASE_IMAGE to an image that is here",
+            hint="set LAB_APT_MIRROR to a Debian mirror, or LAB_BASE_IMAGE to an image of this machine",
         )
     _require_mmdebstrap(emit)
     with tempfile.TemporaryDirectory(dir=state(request), prefix="base-") as folder:
@@ -382,7 +382,7 @@ def _failure(tag: str, output: str, log: Path, asked: Collection[str]) -> HostEr
     if unknown and package_sources.pins(unknown[1]).keys() <= set(asked):
         return HostError(
             f"building {tag} failed: the package index has no version that fits {unknown[1]}",
-            hint=f"is its name right, in LAB_PACKAGES or packages? less {log}",
+            hint=f"check its name and version in LAB_PACKAGES or `packages`; less {log}",
         )
     return HostError(
         f"building {tag} failed:\n{hide_credentials(output)}",

@@ -275,7 +275,7 @@ def _not_found(image: str, host: str) -> HostError:
 
 def _not_labctls(image: str, host: str) -> HostError:
     hint = f"on {host}: docker tag {image} another-name && docker image rm {image}"
-    return HostError(f"{host}: image {image} there is not labctl's; it is not replaced", hint=hint, node=host)
+    return HostError(f"{host}: image {image} was not built by labctl, so it is not replaced", hint=hint, node=host)
 
 
 def hand_out(archive: Archive, image: str, targets: ImageTargets) -> Failures:

@@ -181,7 +181,7 @@ def test_an_agent_that_fails_without_a_word_has_launched_nothing() -> None:
             super().stream(*args, **options)
             return 137
 
-    with pytest.raises(LaunchError, match="its agent ended with code 137"):
+    with pytest.raises(LaunchError, match="its agent exited with code 137"):
         agent.launch_run(LAB, Failing(answers=False), Follower(len), LAUNCH)
 
 

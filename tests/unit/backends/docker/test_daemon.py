@@ -205,7 +205,7 @@ def test_a_program_that_does_not_end_in_time_is_named(monkeypatch: pytest.Monkey
     """A program that runs past limit 0.1 raises ProcessTimeout with its name."""
     with (
         daemon(Endless, monkeypatch) as engine,
-        pytest.raises(ProcessTimeout, match=r"^sleep 9: not done within 0.1 s$"),
+        pytest.raises(ProcessTimeout, match=r"^`sleep 9` timed out after 0.1 s$"),
     ):
         engine.exec("one", ("sleep", "9"), user="lab", limit=0.1)
 
@@ -293,7 +293,7 @@ class Busy(Answers):
 
 
 @pytest.mark.parametrize(
-    ("answers", "reason"), [(Other, "is something else"), (Busy, "503 Server Error: Service Unavailable")]
+    ("answers", "reason"), [(Other, "is not a Docker Engine"), (Busy, "503 Server Error: Service Unavailable")]
 )
 def test_what_is_no_daemon_is_an_error_of_the_engine(
     answers: type[Answers], reason: str, monkeypatch: pytest.MonkeyPatch

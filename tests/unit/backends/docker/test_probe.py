@@ -42,7 +42,7 @@ def calls(docker: Path) -> list[str]:
 def test_a_container_that_never_starts_is_given_up_and_removed(docker: Path) -> None:
     """refusal() of a container that never starts tells the limit, and the container is removed."""
     at_start(docker, "exec sleep 60")
-    assert "not done within 1 s" in probe.refusal(("docker",), "demo", "image", ())
+    assert "timed out after 1 s" in probe.refusal(("docker",), "demo", "image", ())
     assert calls(docker)[-1] == "rm --force c0ffee"
 
 

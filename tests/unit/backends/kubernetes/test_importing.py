@@ -92,8 +92,16 @@ def pod_spec(job: dict[str, Any], role: str = "Launcher") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("typed", "script", "name"),
     [
-        ("login --token hf_Canary12345", 'login --token $(cat "$HF_TOKEN_PATH")', "HF_TOKEN: not copied; set HF_TOKEN="),
-        ("export HF_TOKEN=hf_Canary12345", 'export HF_TOKEN=$(cat "$HF_TOKEN_PATH")', "HF_TOKEN: not copied; set HF_TOKEN="),
+        (
+            "login --token hf_Canary12345",
+            'login --token $(cat "$HF_TOKEN_PATH")',
+            "HF_TOKEN: not copied; set HF_TOKEN=",
+        ),
+        (
+            "export HF_TOKEN=hf_Canary12345",
+            'export HF_TOKEN=$(cat "$HF_TOKEN_PATH")',
+            "HF_TOKEN: not copied; set HF_TOKEN=",
+        ),
         ("export WANDB_API_KEY='Canary12345'", "export WANDB_API_KEY='$WANDB_API_KEY'", "LAB_ENV_WANDB_API_KEY="),
         ("wandb login --api-key Canary12345 now", "wandb login --api-key $API_KEY now", "LAB_ENV_API_KEY="),
         ("git clone https://me:Canary@host/x", "git clone https://me:$URL_PASSWORD@host/x", "LAB_ENV_URL_PASSWORD="),

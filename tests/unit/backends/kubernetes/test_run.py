@@ -1379,8 +1379,8 @@ def test_links_and_names_that_lead_out_are_left_out_and_the_rest_is_fetched(
     assert not list(tmp_path.rglob("escaped.txt"))
     (warning,) = said
     assert warning == (
-        "not fetched, as they are not regular files or point outside the run's directory: models, up, ../../escaped.txt, "
-        "hard and 2 more"
+        "not fetched, as they are not regular files or point outside the run's directory: models, up, "
+        "../../escaped.txt, hard and 2 more"
     )
 
 

@@ -134,7 +134,7 @@ def test_what_did_not_come_back_stays_and_is_told_of(lab: Lab) -> None:
     (remote_run(lab) / "loss").write_text("1")
     (remote_run(lab) / "secret").symlink_to("/etc/passwd")
     (warning,) = fetched(lab, Nearby(name="red"))
-    assert "not fetched, because it is no file of the run: secret; what red has of the run stays" in warning
+    assert "not fetched, because it is not a file of the run: secret; files of the run stay on red in" in warning
     assert str(remote_run(lab)) in warning
     assert (remote_run(lab) / "loss").exists()
 
@@ -146,7 +146,7 @@ def test_a_host_that_does_not_say_whether_it_has_the_run_is_told_of(lab: Lab) ->
     host.shell = ("sh", "-c", "echo 'fork: out of memory' >&2; exit 254")
     (warning,) = fetched(lab, host)
     assert warning.startswith("red: fork: out of memory")
-    assert f"what red has of the run stays there in {remote_run(lab)}" in warning
+    assert f"files of the run stay on red in {remote_run(lab)}" in warning
     assert (remote_run(lab) / "hostfile").exists()
 
 
@@ -180,7 +180,7 @@ def test_a_directory_of_which_tar_complains_stays(lab: Lab, code: int, complaint
     host.code, host.words = code, complaint
     (warning,) = fetched(lab, host)
     assert warned.format(there=remote_run(lab)) in warning
-    assert f"stays there in {remote_run(lab)}" in warning
+    assert f"files of the run stay on red in {remote_run(lab)}" in warning
     assert (remote_run(lab) / "hostfile").exists()
 
 
@@ -213,7 +213,7 @@ def test_what_runs_left_on_a_host_comes_here_without_secrets_and_copies_of_earli
     (remote_run(lab) / "ranks").mkdir()
     (remote_run(lab) / "ranks/rank-1.log").write_text("token hf_secret\n")
     (remote_run(lab).parent / "elsewhere").symlink_to(lab.directory)
-    assert fetch_left(lab, Nearby(name="red")) == [f"red: fetched what it still had of run {RUN}"]
+    assert fetch_left(lab, Nearby(name="red")) == [f"red: fetched the remaining files of run {RUN}"]
     assert (lab.directory / "runs" / RUN / "ranks/rank-1.log").read_text() == "token [REDACTED]\n"
     assert (list(model.iterdir()), remote_run(lab).exists()) == ([], False)
     assert fetch_left(lab, Nearby()) == []
@@ -224,15 +224,15 @@ def test_what_runs_left_stays_there_where_not_all_of_it_comes(lab: Lab) -> None:
     sent(lab)
     (remote_run(lab) / "loss").write_text("1")
     (remote_run(lab) / "secret").symlink_to("/etc/passwd")
-    kept = f"what red has of run {RUN} stays there in {remote_run(lab)}"
-    lacks = f"not fetched, because it is no file of the run: secret; {kept}$"
+    kept = f"files of run {RUN} stay on red in {remote_run(lab)}"
+    lacks = f"not fetched, because it is not a file of the run: secret; {kept}$"
     with pytest.raises(HostError, match=lacks) as caught:
         fetch_left(lab, Nearby(name="red"))
     assert caught.value.hint == f"ssh red rm -r {remote_run(lab)}  # if nobody needs it"
     assert ((lab.directory / "runs" / RUN / "loss").read_text(), remote_run(lab).exists()) == ("1", True)
     broken = TarSays(name="red")
     broken.code = 2
-    with pytest.raises(HostError, match=rf"cannot fetch \S+: .*; what red has of run {RUN} stays there"):
+    with pytest.raises(HostError, match=rf"cannot fetch \S+: .*; files of run {RUN} stay on red"):
         fetch_left(lab, broken)
     assert remote_run(lab).exists()
 
@@ -241,7 +241,7 @@ def test_a_name_that_would_lead_out_of_the_runs_is_not_fetched(lab: Lab) -> None
     """fetch_left() raises HostError for an output folder on the host whose name is a line end and `..`."""
     sent(lab)
     (remote_run(lab).parent / "\n..").mkdir()
-    with pytest.raises(HostError, match=r"red: \S+/runs/\.outputs has what is no run of this lab: ''"):
+    with pytest.raises(HostError, match=r"red: \S+/runs/\.outputs contains '', not a run of this lab"):
         fetch_left(lab, Nearby(name="red"))
 
 
@@ -273,7 +273,7 @@ def test_a_host_brings_no_run_that_this_lab_did_not_send_there(lab: Lab, name: s
     (source / ".ssh").mkdir(parents=True, exist_ok=True)
     (source / ".ssh/authorized_keys").write_text("ssh-ed25519 AAAA mallory")
     (source / "result.json").write_text('{"verdict": "PASS"}')
-    with pytest.raises(HostError, match=r"^red: \S+/runs/\.outputs has what is no run of this lab: '[ -~]+'$"):
+    with pytest.raises(HostError, match=r"^red: \S+/runs/\.outputs contains '[ -~]+', not a run of this lab$"):
         fetch_left(lab, red)
     assert list(victim.iterdir()) == []
     assert {path.name for path in (lab.directory / "runs").iterdir()} == {RUN, Path(OUTPUTS).name}

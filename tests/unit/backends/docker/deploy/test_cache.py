@@ -114,7 +114,10 @@ def test_a_large_file_goes_on_where_it_was_cut_off(
     with monkeypatch.context() as broken:
         broken.setattr(FakeHost, "send", cut)
         _, failures = hosts.fill(cache, hosts.read_here(cache), {"red": red}, "my cache", lambda _: None)
-    assert f"red: the cache did not come whole: {BLOB}: 2097652 of 5242887 bytes came" in failures["red"].message
+    assert (
+        f"red: the cache was not received completely: {BLOB}: 2097652 of 5242887 bytes received"
+        in failures["red"].message
+    )
     assert not (red.home / "my cache" / BLOB).exists()
     sent = red.sent
     assert fill(cache, {"red": red})["red"].bytes == len(content) - (2 << 20) + 4

@@ -89,7 +89,7 @@ def test_an_agent_that_breaks_says_what_it_complained_of() -> None:
 
 def test_an_agent_that_ends_without_a_word_is_told_by_its_code() -> None:
     """An agent that fails with no output raises HostError with its exit code."""
-    with pytest.raises(HostError, match=r"^launcher: .*labnode.py reach ended with code 137") as caught:
+    with pytest.raises(HostError, match=r"^launcher: .*labnode.py reach exited with code 137") as caught:
         agent.reach(lab(), answers(code=137, said=""), ("worker-0",), 60)
     assert caught.value.hint == "labctl status; labctl logs launcher"
 

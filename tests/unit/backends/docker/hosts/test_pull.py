@@ -177,7 +177,7 @@ def test_of_a_broken_stream_whole_files_and_beginnings_of_logs_are_kept(run: Pat
 
 def test_a_directory_that_is_not_there_is_named(run: Path) -> None:
     """pull() of a missing directory raises HostError that names it and that nothing came."""
-    with pytest.raises(HostError, match=r"gpu-1: cannot fetch /no/such: .*/no/such; nothing new came"):
+    with pytest.raises(HostError, match=r"gpu-1: cannot fetch /no/such: .*/no/such; no new files were fetched"):
         pull.pull(Nearby(), "/no/such", run)
 
 

@@ -221,7 +221,11 @@ RETRIED = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewCon
 @pytest.mark.parametrize(
     ("lines", "message", "hint"),
     [
-        ([UNKNOWN.format("Nltkk<4")], "the package index has no version that fits Nltkk<4", "is its name right"),
+        (
+            [UNKNOWN.format("Nltkk<4")],
+            "the package index has no version that fits Nltkk<4",
+            "check its name and version",
+        ),
         ([UNKNOWN.format("torch==2.13.0")], "No matching distribution found for torch==2.13.0", "less "),
         (
             [RETRIED, *["..."] * 99, UNKNOWN.format("nltkk")],
@@ -248,7 +252,7 @@ def test_a_misspelt_name_is_not_an_index_that_does_not_answer(
         build.run(catalog.dockerfile("cpu"), [], request(tmp_path), print, asked={"nltkk"})
     assert message in caught.value.message
     assert caught.value.hint.startswith(hint)
-    assert ("has no" in caught.value.message) == (hint == "is its name right")
+    assert ("has no" in caught.value.message) == (hint == "check its name and version")
 
 
 def test_apt_sources_for_another_release_leave_third_parties_out() -> None:
@@ -412,7 +416,7 @@ def test_an_image_that_a_person_built_on_labctls_is_not_written_over(
     """build() raises HostError for a tag of a user's image that was built on labctl's, and keeps it."""
     build.build(request(tmp_path, image="under", tag="labctl/under"), print)
     engine["mine:1"] = inherited = {**engine["labctl/under"]}
-    with pytest.raises(HostError, match=r"image mine:1 here is not labctl's; it is not replaced"):
+    with pytest.raises(HostError, match=r"image mine:1 here was not built by labctl, so it is not replaced"):
         build.build(request(tmp_path, image="under", tag="mine:1"), print)
     assert engine["mine:1"] is inherited
 
@@ -423,7 +427,7 @@ def test_an_image_that_a_person_built_on_labctls_under_a_name_like_labctls_is_th
     """A user's image named labctl/mine, built on labctl's, raises HostError in build() and stays."""
     build.build(request(tmp_path, image="under", tag="labctl/under"), print)
     engine["labctl/mine"] = inherited = {**engine["labctl/under"], "mine": "yes"}
-    with pytest.raises(HostError, match=r"image labctl/mine here is not labctl's; it is not replaced"):
+    with pytest.raises(HostError, match=r"image labctl/mine here was not built by labctl, so it is not replaced"):
         build.build(request(tmp_path, image="under", tag="labctl/mine"), print)
     assert engine["labctl/mine"] is inherited
 

@@ -312,4 +312,4 @@ def test_a_run_says_where_the_labs_image_is_not_the_workloads(tmp_path: Path) ->
         for image in ({}, {"LAB_IMAGE": "labctl/horovod"}, {"LAB_IMAGE": "mine:1"})
         for here in [at(tmp_path, **image)]
     ]
-    assert notices == ["", "", "LAB_IMAGE is mine:1, and mnist-horovod asks for labctl/horovod; LAB_IMAGE is taken"]
+    assert notices == ["", "", "LAB_IMAGE is mine:1, and mnist-horovod asks for labctl/horovod; LAB_IMAGE is used"]

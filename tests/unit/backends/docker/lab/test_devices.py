@@ -156,7 +156,7 @@ def test_people_read_a_table(tmp_path: Path) -> None:
         "groups       44, 109\n"
         "node         worker-0: devices 0; cores 0-3\n"
         "node         worker-1: devices 1; cores 4-7\n"
-        "note         an NVIDIA card at 0000:d8:00.0 has no driver; nvidia would serve it\n"
+        "note         an NVIDIA card at 0000:d8:00.0 has no driver; it needs nvidia\n"
         "\n"
         "KIND    ID  FILE          PCI           NUMA  CORES  NAME                   NODE\n"
         "nvidia  0   /dev/nvidia1  0000:3b:00.0  0     0-3    NVIDIA H100 80GB HBM3  worker-0\n"
