@@ -6,7 +6,7 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
@@ -18,7 +18,8 @@ from msgspec import Struct
 from labctl.model import Result
 from labctl.records.metrics import Sample
 from labctl.records.verdict import final
-from labctl.runs import series
+from labctl.runs import compare, series
+from labctl.runs.compare import RecordedRun
 from labctl.system import files
 
 
@@ -28,6 +29,12 @@ class ExportedRun(Struct, frozen=True, kw_only=True):
     run_id: str
     files: tuple[str, ...]
 
+
+DEEPSPEED = "deepspeed."
+NAMED = ("launcher", "image")
+"""Facts that are hyperparameters, beside arguments and DeepSpeed's keys."""
+SESSION = "_hparams_/session_start_info"
+"""Tag of hyperparameters for TensorBoard."""
 
 # --- TensorBoard ---------------------------------------------------------------------------------------------
 
@@ -41,25 +48,49 @@ def write(lab: Path, result: Result, *, tensorboard: Path | None, junit: Path | 
     """Write a run's TensorBoard event file, JUnit XML, or both, where a path is given; return absolute paths."""
     written = []
     if tensorboard:
-        written.append(event_file(tensorboard, result, series.read(lab, result.run_id)))
+        parameters = _parameters(compare.read(lab, result))
+        written.append(event_file(tensorboard, result, series.read(lab, result.run_id), parameters))
     if junit:
         files.write(junit.absolute(), junit_xml(result), mode=0o644)
         written.append(junit)
     return ExportedRun(run_id=result.run_id, files=tuple(str(path.absolute()) for path in written))
 
 
-def event_file(directory: Path, result: Result, samples: Iterable[Sample]) -> Path:
-    """Write a run's samples as a TensorBoard event file below a log directory; return its path.
+def _parameters(run: RecordedRun) -> dict[str, str | float]:
+    """Return the arguments, DeepSpeed keys, launcher, image and ranks of a run, those that it has, as hyperparameters.
 
-    The file is a TFRecord of ``tensorflow.Event`` messages; nan stands for a sample without a value. HostError if it
-    cannot be written.
+    Numbers are numbers, which TensorBoard can sort.
+    """
+    texts = {
+        name.removeprefix("--"): text
+        for name, text in compare.redacted(run.facts).items()
+        if name.startswith(("--", DEEPSPEED)) or name in NAMED
+    }
+    return {"ranks": run.result.world_size, **{name: _number_or_text(text) for name, text in texts.items()}}
+
+
+def _number_or_text(text: str) -> str | float:
+    """Return the finite number that a text is, else the text."""
+    with suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    return text
+
+
+def event_file(
+    directory: Path, result: Result, samples: Iterable[Sample], parameters: Mapping[str, str | float] | None = None
+) -> Path:
+    """Write a run's samples, and its hyperparameters if any, as a TensorBoard event file below a log directory.
+
+    Return its path. The file is a TFRecord of ``tensorflow.Event`` messages; nan stands for a sample without a value.
+    HostError if it cannot be written.
     """
     began = _began(result)
     path = directory / result.run_id / f"events.out.tfevents.{began:.0f}.labctl"
     with files.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as stream:
-            stream.writelines(map(_record, _events(began, samples)))
+            stream.writelines(map(_record, _events(result.run_id, began, samples, parameters or {})))
     return path
 
 
@@ -70,9 +101,13 @@ def _began(result: Result) -> float:
     return 0
 
 
-def _events(began: float, samples: Iterable[Sample]) -> Iterator[bytes]:
-    """Yield encoded TensorBoard events: the file version, then one per sample; a sample without value is nan."""
+def _events(
+    run_id: str, began: float, samples: Iterable[Sample], parameters: Mapping[str, str | float]
+) -> Iterator[bytes]:
+    """Yield encoded events: file version, hyperparameters if any, then one per sample, nan if it has no value."""
     yield _double(1, began) + _bytes(3, b"brain.Event:2")
+    if parameters:
+        yield _double(1, began) + _bytes(5, _bytes(1, _hyperparameters(run_id, began, parameters)))
     places: Counter[str] = Counter()
     for sample in samples:
         name, when = sample.metric, _double(1, began + (sample.seconds or 0))
@@ -81,6 +116,22 @@ def _events(began: float, samples: Iterable[Sample]) -> Iterator[bytes]:
         # ``Summary {repeated Value value = 1}``, ``Value {string tag = 1; float simple_value = 2}``
         value = _bytes(1, name.encode()) + _float(2, math.nan if sample.value is None else sample.value)
         yield when + step + _bytes(5, _bytes(1, value))
+
+
+def _hyperparameters(run_id: str, began: float, parameters: Mapping[str, str | float]) -> bytes:
+    """Encode the start of a session of TensorBoard's plugin hparams, as a value of a Summary with an empty tensor."""
+    session = b"".join(_bytes(1, _parameter(name, value)) for name, value in parameters.items())
+    session += _bytes(4, run_id.encode()) + _double(5, began)
+    plugin = _bytes(1, b"hparams") + _bytes(2, _bytes(3, session))
+    shape = _bytes(2, b"")  # One dimension of size 0.
+    tensor = _varint(1, 1) + _bytes(2, shape)
+    return _bytes(1, SESSION.encode()) + _bytes(9, _bytes(1, plugin)) + _bytes(8, tensor)
+
+
+def _parameter(name: str, value: str | float) -> bytes:
+    """Encode a name with a number or a text, as ``google.protobuf.Value``."""
+    encoded = _bytes(3, value.encode()) if isinstance(value, str) else _double(2, value)
+    return _bytes(1, name.encode()) + _bytes(2, encoded)
 
 
 def _record(data: bytes) -> bytes:

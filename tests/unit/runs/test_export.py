@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support import records as support
 
 from labctl.model import CriterionResult, Result
 from labctl.records.metrics import Sample
@@ -122,6 +123,23 @@ def test_an_event_file_has_every_sample_with_its_step_and_time(tmp_path: Path) -
     numbers = [float(value[2]) for value in values]
     assert math.isnan(numbers[1])
     assert [numbers[0], numbers[2], numbers[3]] == [8.0, math.inf, pytest.approx(24.8)]
+
+
+def test_an_event_file_begins_with_the_hyperparameters_of_the_run(tmp_path: Path) -> None:
+    """Export a record: the plugin hparams gets numbers as numbers, texts as texts, and no secret."""
+    arguments = ("--steps", "40", "--model", "opt-tiny", "--api-key", "hidden")
+    support.write(tmp_path, RESULT.run_id, arguments=arguments, losses=[8.0])
+    written = export.write(tmp_path, RESULT, tensorboard=tmp_path / "tb", junit=None)
+    _, event, *rest = map(fields, records(Path(written.files[0]).read_bytes()))
+    value = message(message(event[5])[1])
+    assert (value[1], value[8], len(rest)) == (b"_hparams_/session_start_info", b"\x08\x01\x12\x02\x12\x00", 1)
+    plugin = message(message(value[9])[1])
+    assert plugin[1] == b"hparams"
+    session = message(plugin[2])[3]
+    assert isinstance(session, bytes)
+    assert b"\n\x05steps\x12\t\x11" + struct.pack("<d", 40) in session
+    assert b"\n\x05model\x12\n\x1a\x08opt-tiny" in session
+    assert b"hidden" not in session
 
 
 def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
