@@ -72,7 +72,7 @@ STEPS = (
         "scripts take it; without a workload.yml: `-- --deepspeed FILE`",
     ),
     (f"{NOT_TAKEN}--local[-_]rank", "leave out --local-rank: the variable LOCAL_RANK is set for each rank"),
-    (NOT_TAKEN, "what follows `--`, and --set KEY=VALUE as --KEY VALUE, reaches the script as it is"),
+    (NOT_TAKEN, "the script has no such option: --set KEY=VALUE gives it --KEY VALUE, and what follows `--` unchanged"),
     ("the following arguments are required: ", "pass them to the script after `--`, or by --set KEY=VALUE"),
     ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
 )
@@ -82,12 +82,12 @@ STEPS = (
 def next_step(result: Result, project: Project | None = None) -> str:
     """Return what to try after a run of a project ended this way; empty if there is no advice."""
     if result.outcome == COMPLETED:
-        return "a criterion has it judged, such as --expect 'loss<2.5'"
+        return "add a criterion for a verdict, such as --expect 'loss<2.5'"
     if result.cause == "node-lost":
         on = f"`labctl run --resume {result.run_id}` goes on from its last checkpoint, if it saved any"
         return f"`labctl up` starts the node again; then {on}"
     if result.hang and result.cause in ("timeout", "stalled"):
-        return "stacks/ of its files has the stack, the last collectives and connections of each process"
+        return "stacks/ in its files has the stack, last collectives and connections of each process"
     if result.cause == "timeout":
         return "if it needs more time: --timeout, such as --timeout 2h"
     by_message = (_missing_device, _missing_module, _missing_path, _step)

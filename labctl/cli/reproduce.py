@@ -33,7 +33,8 @@ def freeze_command(
     with answering(as_json=json) as output:
         lab = context(directory, output)
         answer = flows.freeze(lab, out or lab.directory / LOCK)
-        output.answer(answer, f"{answer.lock}: {answer.facts} facts{'' if answer.changed else ', as it was'}")
+        text = f"wrote {answer.lock}" if answer.changed else f"{answer.lock} is unchanged"
+        output.answer(answer, f"{text}: {answer.facts} facts")
 
 
 def verify_command(
@@ -71,7 +72,7 @@ def replay_command(
 def verification_text(verification: Verification) -> str:
     """Render what differs from the lock file as a table, or a line if nothing does."""
     if not verification.drift:
-        return f"as frozen in {verification.lock}: {verification.facts} facts"
+        return f"the lab is as frozen in {verification.lock}: {verification.facts} facts"
     rows = [
         (drift.what, drift.where, shortened(drift.was or "-"), shortened(drift.now or "-"))
         for drift in verification.drift

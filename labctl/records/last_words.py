@@ -61,8 +61,8 @@ NO_REASON = re.compile(f"{PEER_LOST}|{CHILD_FAILED}", re.IGNORECASE)
 # Beginning of a log line, which is not part of an exception's message.
 RECORD = re.compile(r"^(\[?[WEI]\d{4}|\[W|\[[EI] |(WARNING|INFO|ERROR)\b|\d{4}-\d\d-\d\d|/\S+\.py:\d+: \w*Warning)")
 ERROR = re.compile(
-    r"error|exception|fail|not found|no such|denied|can(no|')t|could not|abort|fault|assert|terminat|what\(\)|killed"
-    r"|invalid|refused|unable|fatal|panic|interrupt|exit|required|missing",
+    r"error|exception|fail|not found|no such|denied|can(no|')t|could not|abort|(?<!de)fault|assert|terminat|what\(\)"
+    r"|killed|invalid|refused|unable|fatal|panic|interrupt|exit(?!s successfully)|required|missing",
     re.IGNORECASE,
 )
 # A program that lacks something and ends by itself, with exit code 0: both a reason and an end, or that there is no

@@ -267,7 +267,7 @@ def test_a_run_that_nothing_judged_is_completed_and_has_the_way_to_a_verdict() -
     passed = replace(RESULT, verdict="PASS", cause=None, message="9 ranks ended with code 0; no criteria.")
     lines = run_text(passed, Path("/srv/lab")).splitlines()
     assert "verdict    completed, nothing judged: 9 ranks ended with code 0; no criteria." in lines
-    assert "next       a criterion has it judged, such as --expect 'loss<2.5'" in lines
+    assert "next       add a criterion for a verdict, such as --expect 'loss<2.5'" in lines
     assert to_json(passed)["verdict"] == "PASS"
     check = CriterionResult(criterion="loss < 2.5", value=1.0, passed=True)
     judged = run_text(replace(passed, checks=(check,), message="All criteria met."), Path("/srv/lab"))

@@ -269,6 +269,20 @@ def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_erro
     assert last_words.cause_lines(message, ["b", "ValueError: x is 1", "c", "d"]) == quoted
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("Segmentation fault (core dumped)", True),
+        ("the launcher exits with code 7", True),
+        ("[launch.py:169:main] global_rank_mapping=defaultdict(<class 'list'>, {'worker-0': [0]})", False),
+        ("[launch.py:285:main] Process 22 exits successfully.", False),
+    ],
+)
+def test_a_line_is_about_an_error_by_its_words(line: str, told: bool) -> None:
+    """Ask if lines are about errors: those of a launcher that works are not."""
+    assert last_words.is_error(line) == told
+
+
 FAILED = """\
 E1129 13:56:47.072000 665 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0
 Traceback (most recent call last):
