@@ -69,7 +69,7 @@ def link(path: Path, target: str) -> bool:
             path.unlink()
         path.symlink_to(target)
     except OSError as error:
-        raise HostError(f"cannot make {path}: {error.strerror}", hint=f"ls -ld {path.parent}") from error
+        raise HostError(f"cannot create {path}: {error.strerror}", hint=f"ls -ld {path.parent}") from error
     return True
 
 
@@ -101,7 +101,7 @@ def make_private(directory: Path) -> None:
         for folder in (*reversed(directory.parents), directory):
             folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise HostError(f"cannot make {directory}: {error.strerror}", hint=f"ls -ld {directory.parent}") from error
+        raise HostError(f"cannot create {directory}: {error.strerror}", hint=f"ls -ld {directory.parent}") from error
 
 
 def create_all(

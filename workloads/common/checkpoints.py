@@ -157,11 +157,11 @@ def read_marker(directory: Path) -> dict[str, Any]:
     try:
         marker: dict[str, Any] = json.loads((directory / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"--resume {directory} is no whole checkpoint: {MARKER}: {error}") from error
+        raise InputError(f"--resume {directory} is not a complete checkpoint: {MARKER}: {error}") from error
     for name, size in marker["files"].items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != size:
-            raise InputError(f"--resume {directory} is no whole checkpoint: {name} is missing or cut")
+            raise InputError(f"--resume {directory} is not a complete checkpoint: {name} is missing or truncated")
     return marker
 
 
@@ -169,7 +169,7 @@ def require_same(then: dict[str, Any], now: dict[str, Any], directory: Path) -> 
     """Raise InputError if a fact, such as ranks or data, differs from the checkpoint's."""
     for name, value in now.items():
         if then.get(name) != value:
-            raise InputError(f"--resume {directory}: {name}: {then.get(name)} then, {value} now")
+            raise InputError(f"--resume {directory}: {name} was {then.get(name)}, and is {value}")
 
 
 # --- random state --------------------------------------------------------------------------------------------

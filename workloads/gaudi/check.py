@@ -24,8 +24,8 @@ def main() -> None:
         print(f"check: {option} is declared neither by the script, nor by its clone, nor by transformers here")
         if near := get_close_matches(plain(option), known, n=1, cutoff=0.85):
             sys.exit(f"check: {option}: did you mean --{near[0]}?")
-    print(f"check: {script} is there; checked {len(given) - len(unknown)} arguments of {len(given)}")
-    print("check: that it trains, only a Gaudi can tell")
+    print(f"check: {script} exists; checked {len(given) - len(unknown)} arguments of {len(given)}")
+    print("check: only a run on a Gaudi shows whether it trains")
 
 
 def plain(option: str) -> str:

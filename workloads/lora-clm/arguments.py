@@ -19,9 +19,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--deepspeed_config", type=Path, required=True, help="DeepSpeed's configuration, a JSON file")
     add("--model", type=Path, help="directory of a Hugging Face model with its weights as safetensors")
-    add("--random-model", action="store_true", help="a small Llama with random weights, in the place of --model")
+    add("--random-model", action="store_true", help="a small Llama with random weights, instead of --model")
     add("--data", type=Path, help="text (.txt, .md) or records (.json, .jsonl), one file or a directory")
-    add("--dataset", help="name of a dataset in the Hugging Face cache; with neither, the image's licence texts")
+    add(
+        "--dataset",
+        help="name of a dataset in the Hugging Face cache; without --data and --dataset, the image's licence texts",
+    )
     add("--lora-rank", type=int, default=8)
     add("--lora-alpha", type=float, default=16)
     add("--lora-dropout", type=float, default=0.05)
@@ -29,7 +32,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--sequence-length", type=int, default=512, help="tokens; texts are joined and cut to it")
     add("--validation-percentage", type=float, default=4, help="of the sequences, the first ones")
     add("--epochs", type=int, default=3)
-    add("--max-steps", type=int, default=0, help="stop after so many steps of the optimiser; 0 for all epochs")
+    add("--max-steps", type=int, default=0, help="steps of the optimiser after which to stop; 0: after all epochs")
     add("--learning-rate", type=float, default=3e-4, help="constant after the warm-up")
     add("--warmup-ratio", type=float, default=0.03, help="share of the steps while the learning rate rises")
     add(
@@ -42,7 +45,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--output", type=Path, default=Path("adapters"), help="directory for the adapters, below the run's own")
     add("--rehearse", action="store_true", help="the random model, a handful of steps")
     add("--save-every", type=int, default=0, help="steps between checkpoints, of which the last two are kept; 0: none")
-    add("--resume", type=Path, help="a checkpoint to go on from, as `labctl run --resume` gives it")
+    add("--resume", type=Path, help="checkpoint to resume from, as `labctl run --resume` passes it")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     args.target_modules = [name for name in args.target_modules.split(",") if name]
@@ -67,13 +70,13 @@ def check(args: argparse.Namespace) -> None:
         if not 0 <= getattr(args, name) < beyond:
             raise InputError(f"--{name.replace('_', '-')} {getattr(args, name):g} is not from 0 to below {beyond}")
     if args.validation_percentage == 0:
-        raise InputError("--validation-percentage 0 leaves nothing to tell the perplexity by")
+        raise InputError("--validation-percentage 0 leaves nothing to measure the perplexity on")
 
 
 def check_model(directory: Path) -> None:
     """Raise InputError for a directory without config.json or without *.safetensors."""
     if not (directory / "config.json").is_file():
-        raise InputError(f"--model {directory} holds no config.json, so it is no model's directory")
+        raise InputError(f"--model {directory} has no config.json, so it is not the directory of a model")
     if not any(directory.glob("*.safetensors")):
         pickles = sorted(path.name for path in directory.glob("*.bin"))
         found = f"only {pickles[0]}, a pickle, which runs whatever code is in it when it is read" if pickles else "none"

@@ -51,7 +51,7 @@ def parse() -> argparse.Namespace:
     add("--measure", required=True, choices=["memory", "disk", "copy"])
     add("--size", type=size, help="of an array (if not given, 4 x the caches), the file (512M), or a copy (256M)")
     add("--rounds", type=int, default=10, help="timed rounds, after one that is not")
-    add("--seconds", type=float, default=3, help="no more rounds after so many seconds, but two")
+    add("--seconds", type=float, default=3, help="seconds after which no more rounds begin; at least two run")
     add("--path", type=Path, help="disk: file to read, or directory for one; if not given, the run's directory")
     add("--host-copy", action="store_true", help="copy: within host memory where there is no accelerator")
     args = parser.parse_args()

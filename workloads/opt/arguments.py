@@ -45,7 +45,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rehearse", action="store_true", help="a tiny model of the same kind, a handful of steps")
     add("--output", type=Path, help="directory for the weights (of LoRA, the adapters), below the run's own")
     add("--save-every", type=int, default=0, help="steps between checkpoints, of which the last two are kept; 0: none")
-    add("--resume", type=Path, help="a checkpoint to go on from, as `labctl run --resume` gives it")
+    add("--resume", type=Path, help="checkpoint to resume from, as `labctl run --resume` passes it")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     add = parser.add_argument_group("--mode rlhf").add_argument
     add("--critic-model", help="shape of critic and reward model; if not given, the actor's")

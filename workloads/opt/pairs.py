@@ -98,7 +98,7 @@ def load_pairs(setting: Setting, needed: int) -> tuple[DatasetPairs | CorpusPair
     corpus, text = load_corpus(args, setting.tokenizer, setting.config, length, needed * length)
     return CorpusPairs(
         corpus
-    ), f"{text}; made into pairs: chosen as the text goes on, rejected with random tokens instead"
+    ), f"{text}; made into pairs: the chosen answer continues the text, the rejected one is random tokens"
 
 
 def answered(setting: Setting, datasets: list[Any]) -> Iterator[tuple[list[int], list[int]]]:

@@ -35,7 +35,7 @@ def run(setting: Setting) -> None:
     setting.announce(text)
     if ds.hybrid_engine:
         say(
-            f"hybrid engine: left out, {without_hybrid_engine()}; all weights are gathered once for the answers instead"
+            f"hybrid engine: not used, as {without_hybrid_engine()}; all weights are gathered once for the answers instead"
         )
 
     models = build_models(setting)
@@ -55,8 +55,8 @@ def run(setting: Setting) -> None:
 def without_hybrid_engine() -> str:
     """Return the reason why DeepSpeed's hybrid engine does not run here."""
     if get_accelerator().device_name() != "cuda":
-        return f"it has kernels for CUDA alone, and this is {get_accelerator().device_name()}"
-    return f"DeepSpeed has none for the OPT layers of transformers {transformers.__version__}"
+        return f"its kernels need CUDA, and this is {get_accelerator().device_name()}"
+    return f"DeepSpeed has no kernels for the OPT layers of transformers {transformers.__version__}"
 
 
 @dataclass(frozen=True)

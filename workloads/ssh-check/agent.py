@@ -53,7 +53,7 @@ def greet(server: socket.socket) -> None:
 def connect(name: str, host: str, port: int, limit: float) -> dict[str, Any]:
     """Connect by TCP; return ``milliseconds``, or ``error`` if it fails or another host than ``name`` answers."""
     if limit <= 0:
-        return {"error": f"not tried: {TOTAL_LIMIT:g} s were up"}
+        return {"error": f"not tried: the limit of {TOTAL_LIMIT:g} s was reached"}
     try:
         where = socket.gethostbyname(host)
         began = time.perf_counter()

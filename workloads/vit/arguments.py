@@ -28,7 +28,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=1234)
     add("--rehearse", action="store_true", help="the tiny model on a hundredth of the images, two epochs")
     add("--save-every", type=int, default=0, help="steps between checkpoints, of which the last two are kept; 0: none")
-    add("--resume", type=Path, help="a checkpoint to go on from, as `labctl run --resume` gives it")
+    add("--resume", type=Path, help="checkpoint to resume from, as `labctl run --resume` passes it")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.rehearse:
@@ -42,7 +42,7 @@ def check(args: argparse.Namespace) -> Shape:
     if args.image_size is not None:
         shape = replace(shape, image=args.image_size)
     if shape.image < shape.patch or shape.image % shape.patch:
-        raise InputError(f"--image-size {shape.image} is no multiple of the {shape.patch} pixels of a patch")
+        raise InputError(f"--image-size {shape.image} is not a multiple of the {shape.patch} pixels of a patch")
     if not 0 < args.dataset_percentage <= 1:
         raise InputError(f"--dataset-percentage {args.dataset_percentage:g} is not above 0 and at most 1 (all images)")
     if args.epochs < 1:

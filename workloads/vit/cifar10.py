@@ -28,7 +28,7 @@ def find(directory: Path) -> Path:
             f"{directory} holds CIFAR-10's Python version, pickles, which run whatever code is in them when they are "
             f"read; unpack the binary version (cifar-10-binary.tar.gz, folder {FOLDER}) there instead"
         )
-    raise InputError(f"{directory} holds no CIFAR-10: neither {TRAINING[0]} nor a folder {FOLDER}")
+    raise InputError(f"{directory} has no CIFAR-10: neither {TRAINING[0]} nor a folder {FOLDER}")
 
 
 def read(folder: Path, names: tuple[str, ...]) -> bytearray:

@@ -42,7 +42,7 @@ def test_a_marker_lists_every_file_below_and_is_the_only_file_more(scripts: Modu
 def test_a_checkpoint_that_misses_a_file_is_refused(scripts: Modules, whole: Path, name: str) -> None:
     """Remove the marker or a shard: read_marker raises InputError that names it."""
     (whole / name).unlink()
-    with pytest.raises(scripts.script_exit.InputError, match=rf"is no whole checkpoint: {name}"):
+    with pytest.raises(scripts.script_exit.InputError, match=rf"is not a complete checkpoint: {name}"):
         scripts.checkpoints.read_marker(whole)
 
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_that_is_cut_in_the_middle_is_refused(scripts: Modules, who
     """Cut the marker or a shard in half: read_marker raises InputError that names it."""
     content = (whole / name).read_bytes()
     (whole / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(scripts.script_exit.InputError, match=rf"is no whole checkpoint: {name}"):
+    with pytest.raises(scripts.script_exit.InputError, match=rf"is not a complete checkpoint: {name}"):
         scripts.checkpoints.read_marker(whole)
 
 
@@ -68,9 +68,9 @@ def test_a_checkpoint_is_not_whole_from_the_moment_it_is_being_removed(
 def test_other_data_or_ranks_than_those_of_the_checkpoint_are_refused(scripts: Modules, whole: Path) -> None:
     """Compare facts of a checkpoint: InputError names each that differs."""
     scripts.checkpoints.require_same({"ranks": 2, "tokens": "ab12"}, {"ranks": 2, "tokens": "ab12"}, whole)
-    with pytest.raises(scripts.script_exit.InputError, match="ranks: 2 then, 3 now"):
+    with pytest.raises(scripts.script_exit.InputError, match="ranks was 2, and is 3"):
         scripts.checkpoints.require_same({"ranks": 2}, {"ranks": 3}, whole)
-    with pytest.raises(scripts.script_exit.InputError, match="tokens: None then, cd34 now"):
+    with pytest.raises(scripts.script_exit.InputError, match="tokens was None, and is cd34"):
         scripts.checkpoints.require_same({"ranks": 2}, {"ranks": 2, "tokens": "cd34"}, whole)
 
 

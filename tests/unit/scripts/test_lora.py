@@ -139,7 +139,7 @@ def check(lora: SimpleNamespace, *argv: str) -> None:
         ([], "no model to fine-tune"),
         (["--random-model", "--lora-rank", "0"], "--lora-rank 0 is not at least 1"),
         (["--random-model", "--lora-dropout", "1"], "--lora-dropout 1 is not from 0 to below 1"),
-        (["--random-model", "--validation-percentage", "0"], "nothing to tell the perplexity by"),
+        (["--random-model", "--validation-percentage", "0"], "nothing to measure the perplexity on"),
         (["--random-model", "--target-modules", ","], "names no layer"),
     ],
 )

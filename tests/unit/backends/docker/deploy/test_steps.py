@@ -174,7 +174,7 @@ def test_a_step_that_fails_ends_the_plan(tmp_path: Path) -> None:
     local = (WriteFiles(files=render.render(of), cause="new"),)
     with pytest.raises(HostError, match="No such container"):
         carry_out(plan.up(of, (*local[0].files,), ObservedState(), local=local).steps, deployment(of, engine))
-    with pytest.raises(HostError, match="cannot make"):
+    with pytest.raises(HostError, match="cannot create"):
         carry_out(local, deployment(lab(directory=tmp_path / naming.compose_path("worker-0")), engine))
 
 
