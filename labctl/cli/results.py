@@ -86,7 +86,7 @@ def open_page(page: Path, environ: Mapping[str, str]) -> str:
 def export_command(
     run: Run = "latest",
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the metrics as an event file to this log directory.")
+        Path | None, typer.Option(metavar="DIR", help="Write metrics and hyperparameters to this log directory.")
     ] = None,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the verdict and criteria as JUnit XML.")
