@@ -42,7 +42,7 @@ COMMANDS = {
     "cache": ("cache", "download models and datasets, and copy them to the hosts"),
     "fit": ("fit", "tell if a workload fits in memory, and what makes it fit"),
     "run": ("run", "run a workload and check its criteria"),
-    "attach": ("run", "follow a run that is detached, or whose labctl has ended"),
+    "attach": ("run", "follow a detached run until it ends"),
     "top": ("top", "watch a run: steps, loss, throughput, time left, nodes, devices"),
     "stacks": ("run", "show what the ranks of a run wait for, and where in their code"),
     "stop": ("run", "stop a run"),
