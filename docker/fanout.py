@@ -90,8 +90,8 @@ def raise_file_limit(nodes: int) -> None:
     needed = FILES_PER_NODE * nodes + FILES
     if most != resource.RLIM_INFINITY and most < needed:
         print_error(
-            f"error: {nodes} nodes at once take {needed} open files, and a process here may have {most}",
-            "hint: name fewer nodes with -n; `labctl doctor` says what raises the limit",
+            f"error: {nodes} nodes at once need {needed} open files, and a process here may have {most}",
+            "hint: name fewer nodes with -n; `labctl doctor` has the command that raises the limit",
         )
         sys.exit(3)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -46,11 +46,11 @@ def main() -> None:
         except errors.GatedRepoError:
             sys.exit(f"{kind} {name} is gated: accept its terms on its page at the hub, and set HF_TOKEN in .env")
         except errors.RepositoryNotFoundError:
-            sys.exit(f"{kind} {name} not found, or it is private: HF_TOKEN in .env is a token that may read it")
+            sys.exit(f"{kind} {name} not found, or private: set HF_TOKEN in .env to a token that may read it")
         except (OSError, ValueError, errors.HfHubHTTPError) as error:
             refused = getattr(getattr(error, "response", None), "status_code", 0) in (401, 403)
             first, _, _ = str(error).partition("\n")
-            hint = "; HF_TOKEN in .env is a token that may read it" if refused else ""
+            hint = "; set HF_TOKEN in .env to a token that may read it" if refused else ""
             sys.exit(f"{kind} {name}: {first}{hint}")
         sys.stdout.flush()
 

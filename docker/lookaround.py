@@ -175,7 +175,7 @@ def hand(address: str, port: str, size: str, seconds: str) -> None:
     try:
         with socket.create_connection((address, int(port)), float(seconds)) as peer:
             peer.sendall(bytes(int(size)))
-            failure = "" if peer.recv(1) == b"!" else "it hung up"
+            failure = "" if peer.recv(1) == b"!" else "it closed the connection"
     except OSError as error:
         failure = str(error)
     print(json.dumps({"said": failure, **traffic(before, counters())}))

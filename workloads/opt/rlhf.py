@@ -35,7 +35,8 @@ def run(setting: Setting) -> None:
     setting.announce(text)
     if ds.hybrid_engine:
         say(
-            f"hybrid engine: not used, as {without_hybrid_engine()}; all weights are gathered once for the answers instead"
+            f"hybrid engine: not used, as {without_hybrid_engine()}; "
+            "all weights are gathered once for the answers instead"
         )
 
     models = build_models(setting)

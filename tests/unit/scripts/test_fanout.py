@@ -116,7 +116,7 @@ def test_more_nodes_than_open_files_allow_are_refused_with_the_numbers(
     with pytest.raises(SystemExit) as ended:
         fanout.raise_file_limit(400)
     assert ended.value.code == 3
-    assert "400 nodes at once take 1232 open files, and a process here may have 1024" in capsys.readouterr().err
+    assert "400 nodes at once need 1232 open files, and a process here may have 1024" in capsys.readouterr().err
 
 
 def test_a_signal_before_the_first_login_is_the_result() -> None:

@@ -120,9 +120,9 @@ def refused(kind: Any, message: str = "403 Client Error") -> Exception:
     ("error", "message"),
     [
         (refused(errors.GatedRepoError), "model acme/tiny is gated: accept its terms on its page at the hub"),
-        (refused(errors.RepositoryNotFoundError), "model acme/tiny not found, or it is private: HF_TOKEN in .env"),
+        (refused(errors.RepositoryNotFoundError), "model acme/tiny not found, or private: set HF_TOKEN in .env"),
         (refused(errors.HfHubHTTPError, "403 Forbidden: None.\nCannot access"),
-         "model acme/tiny: 403 Forbidden: None.; HF_TOKEN in .env is a token that may read it"),
+         "model acme/tiny: 403 Forbidden: None.; set HF_TOKEN in .env to a token that may read it"),
         (OSError(28, "No space left on device"), "model acme/tiny: [Errno 28] No space left on device"),
         (errors.HFValidationError("Repo id must be 'name'"), "model acme/tiny: Repo id must be 'name'"),
     ],
