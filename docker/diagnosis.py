@@ -362,7 +362,7 @@ def not_joined(
     if len(absent) > len(waiting):
         # Without the recorder the ranks of the group are not known, and few may be all of it.
         is_sure = wait.number or (wait.is_message and len(wait.members) == 2)
-        unsure = "" if is_sure else "; whether they have to is not known"
+        unsure = "" if is_sure else "; it is not known whether they must"
         who = named(ranks, waiting, nodes=True)
         return f"{who} {waited}{since} in {call}, which {numbers(absent)} {have} not joined{unsure}"
     busy = [number for number in absent if is_busy(ranks[number])]
@@ -447,7 +447,7 @@ def why_gone(rank: Rank) -> tuple[str, str] | None:
 def doing(rank: Rank) -> str:
     """Render what a rank does: the innermost frames, its share of a core, and the kernel function that it waits in."""
     if not rank.process:
-        return "could not be looked at"
+        return "could not be inspected"
     if not rank.frames:
         place = "runs {command}".format(**rank.process)
     else:

@@ -39,7 +39,7 @@ if ! command -v python > /dev/null; then ln -s "$(command -v python3)" /usr/loca
 /usr/bin/python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 8))' || fail 'its /usr/bin/python3 is older than 3.8'
 mkdir -p /run/sshd
 ssh-keygen -q -t ed25519 -N '' -f /run/host_key
-too_old='its OpenSSH does not take the settings of the lab: it is older than 8.5, or restricts algorithms'
+too_old='its OpenSSH rejects the settings of the lab: it is older than 8.5, or restricts algorithms'
 /usr/sbin/sshd -t -f /run/sources/sshd_config -h /run/host_key || fail "$too_old"
 ssh -G -F /run/sources/ssh_config worker-0 > /dev/null || fail "$too_old"
 rm /run/host_key /run/host_key.pub

@@ -375,7 +375,7 @@ def run_tool(tool: list[str]) -> tuple[int, list[str]]:
     A tool that hangs in its driver survives SIGKILL, so only one runs at a time: it inherits the lock, and the kernel
     keeps that for as long as the tool lives.
     """
-    timeout = TimeoutError(f"{tool[0]} gives no answer within {TOOL_LIMIT} s")
+    timeout = TimeoutError(f"{tool[0]} did not answer within {TOOL_LIMIT} s")
     deadline = time.monotonic() + TOOL_LIMIT
     with (STATE / "devices").open() as lock:
         while True:
@@ -1351,7 +1351,7 @@ def address_of(node: str) -> str:
         return node
 
 
-GONE = ("its name is not known any more", "its sshd is gone")
+GONE = ("its host name no longer resolves", "its sshd is gone")
 
 
 def connect_error(node: str, port: int) -> str:
@@ -1524,12 +1524,12 @@ def look_at_ranks(job: dict[str, Any], state: RunState) -> dict[str, Any]:
             nodes[answer["node"]] = answer
         except (ValueError, KeyError, TypeError):
             is_reached = code != SSH_FAILED
-            reason = {"error": "it could not be looked at"} if is_reached else {"unreached": "no answer over ssh"}
+            reason = {"error": "it could not be inspected"} if is_reached else {"unreached": "no answer over ssh"}
             nodes[name.partition(".")[0]] = reason
     try:
         return dict(beside("diagnosis").explain(nodes, state.places, state.codes))
     except Exception as error:  # noqa: BLE001 - ranks may answer anything, and the run has to be ended
-        sentence = f"what its ranks answered is not understood: {error!r}"
+        sentence = f"cannot interpret what its ranks answered: {error!r}"
         return {"kind": "unknown", "sentence": sentence, "lines": [], "collective": "", "seconds": None}
 
 

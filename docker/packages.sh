@@ -31,7 +31,7 @@ if [ -s "$wanted/requirements.txt" ]; then
         # shellcheck disable=SC2046 # a word a package
         pip install --constraint "$constraints" $(echo "$left" | cut -d' ' -f1 | sort -u)
         if pip check | grep -E ' (has requirement|requires) ' | grep -vxFf "$work/before" >&2; then
-            echo 'these packages do not fit together: name other versions in LAB_PACKAGES' >&2
+            echo 'these packages conflict: name other versions in LAB_PACKAGES' >&2
             exit 1
         fi
     fi
@@ -40,8 +40,8 @@ fi
 # Built for another torch they install as well, and fail in the first rank.
 for name in torchvision torchaudio; do
     if command -v pip > /dev/null && pip show --quiet $name 2> /dev/null && ! python -c "import $name" 2> /dev/null; then
-        echo "this $name is not built for the image's torch, $(pip show torch | sed -n 's/^Version: //p'): the one that is" \
-            'comes from the index of that torch (LAB_TORCH_INDEX), or as a wheel from a directory of LAB_PIP_FIND_LINKS' >&2
+        echo "this $name is not built for the image's torch, $(pip show torch | sed -n 's/^Version: //p'): take it from" \
+            "that torch's index (LAB_TORCH_INDEX), or as a wheel from a directory of LAB_PIP_FIND_LINKS" >&2
         exit 1
     fi
 done

@@ -200,7 +200,7 @@ def test_a_wait_that_has_only_begun_and_ranks_of_other_shapes_but_as_many_values
 
 def test_a_rank_of_a_node_that_answers_but_cannot_be_looked_at_is_accused_of_nothing() -> None:
     waiting = [seen(rank, collective(6)) for rank in (0, 1)]
-    unseen: dict[str, Any] = {"worker-1": {"error": "it could not be looked at"}}
+    unseen: dict[str, Any] = {"worker-1": {"error": "it could not be inspected"}}
     assert explained(*waiting, None, None, **unseen)["kind"] == "unknown"
 
 

@@ -542,7 +542,7 @@ def test_a_node_that_is_gone_ends_a_run_that_nobody_follows(agent: ModuleType, m
     monkeypatch.setattr(agent, "NODE_POLL", 0.05)
     monkeypatch.setattr(agent, "connect_error", lambda *_: agent.GONE[0])
     ended, _ = supervised(agent, RUN, argv=shell("sleep 60"))
-    assert (ended["cause"], ended["message"]) == ("node-lost", "worker-0: its name is not known any more")
+    assert (ended["cause"], ended["message"]) == ("node-lost", "worker-0: its host name no longer resolves")
 
 
 def test_a_pod_whose_name_the_clusters_dns_forgets_is_not_lost(
