@@ -132,7 +132,7 @@ def configured(word: str, warn: Callable[[str], None], usual: str = USUAL) -> st
     if word.lower() in names():
         return word.lower()
     if word:
-        warn(f"TEST_CONFIGURATION={word} is no profile ({', '.join(names())}): {usual} is used")
+        warn(f"TEST_CONFIGURATION={word} is not a profile ({', '.join(names())}); using {usual}")
     return usual
 
 

@@ -28,7 +28,7 @@ def read(directory: Path, services: tuple[str, ...]) -> Pairs:
     sections = _sections(directory)
     if "name" in sections or "include" in sections:
         key = "name" if "name" in sections else "include"
-        raise sections[key].error(f"`{key}` is labctl's own", hint="remove it")
+        raise sections[key].error(f"`{key}` is set by labctl", hint="remove it")
     additions = sections.pop("services").entries() if "services" in sections else {}
     for name, service in additions.items():
         if name not in services:

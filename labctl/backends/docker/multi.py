@@ -142,7 +142,7 @@ class MultiHostEngine:
             why = connection.why_lost()
             if connection.made == made:
                 if not why:
-                    yield from all_lost(parts[host], f"{host} does not answer any more ({reason})")
+                    yield from all_lost(parts[host], f"{host} no longer answers ({reason})")
                     return
                 if not (yield from self._connected(lab, host, parts, why)):
                     return
@@ -167,7 +167,7 @@ class MultiHostEngine:
                 return False
             refused = {node: refused.get(node, 0) + 1 for node, answer in answers.items() if answer == "refused"}
             for node in (node for node, times in refused.items() if times == REFUSALS):
-                yield node, "node-lost", "its sshd is gone, and labctl is cut off from its host"
+                yield node, "node-lost", "its sshd is gone, and labctl cannot reach its host"
             if silences or any(times < REFUSALS for times in refused.values()):
                 time.sleep(0 if silences else 1)
                 continue

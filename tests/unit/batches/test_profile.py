@@ -138,5 +138,5 @@ def test_the_operators_configuration_names_a_profile() -> None:
     messages: list[str] = []
     assert [profile.configured(word, messages.append) for word in ("", "GAUDI", "HCCL")] == ["quick", "gaudi", "quick"]
     assert messages == [
-        "TEST_CONFIGURATION=HCCL is no profile (cluster, cpu, full, gaudi, intel, nvidia, quick): quick is used"
+        "TEST_CONFIGURATION=HCCL is not a profile (cluster, cpu, full, gaudi, intel, nvidia, quick); using quick"
     ]

@@ -128,8 +128,8 @@ def serve(
     urls: list[str] = []
     last: deque[str] = deque(maxlen=LAST)
     context.notice(
-        f"{server} on {node}: notebooks saved in {NOTEBOOKS} stay; "
-        f"those beside the mounted folders, in {project} itself, go with the container"
+        f"{server} on {node}: files in {NOTEBOOKS} and other mounted folders are kept; "
+        f"files directly in {project} are lost with the container"
     )
     with relaying(range(port, port + 1) if port else PORTS, path) as chosen:
 
@@ -140,7 +140,7 @@ def serve(
                 context.line(last.pop())
             if not urls and answers(path):
                 urls.append(f"http://{LOOPBACK}:{chosen}/{PAGES[server]}?token={token}")
-                context.notice("Ctrl-C ends it; open this:")
+                context.notice("open this URL; Ctrl-C stops the server:")
                 tell(urls[0])
 
         argv = (server, *arguments(path, project, inside.directory))
@@ -151,7 +151,7 @@ def serve(
                 path.unlink()
     if code:
         log = "".join(f"\n{line}" for line in last)
-        raise HostError(f"{server} on {node} ended with code {code}{log}", node=node)
+        raise HostError(f"{server} on {node} exited with code {code}{log}", node=node)
 
 
 def find(inside: session.ExecTarget, node: str) -> str:
@@ -172,7 +172,9 @@ def free_socket(directory: Path, node: str) -> Path:
     path = directory / KEPT / f"jupyter-{node}.sock"
     if answers(path):
         raise ConfigError(
-            f"{node} has a notebook server already", hint="use its page, or end it where it was started", node=node
+            f"{node} has a notebook server already",
+            hint="open its URL, or stop it where it was started",
+            node=node,
         )
     try:
         path.unlink(missing_ok=True)

@@ -90,7 +90,7 @@ LOST = "h1 (10.0.0.5): the connection was lost: Timeout"
 
 def test_an_engine_that_ends_takes_its_nodes_with_it() -> None:
     """If the stream of events ends and the connection is closed, the host's node is lost."""
-    message = "host h1 does not answer any more (the connection to it ended)"
+    message = "host h1 no longer answers (the connection to it ended)"
     assert first_told(Listened("h1", Way(""))) == ("worker-0", "node-lost", message)
 
 

@@ -55,7 +55,7 @@ def test_the_url_is_told_alone_and_last(serve: Serve) -> None:
     noted, messages = serve(0, ["[I 1 ServerApp] http://{token}", "[I 1 ServerApp] more"])
     assert len(messages) == 1
     assert messages[0].startswith("http://127.0.0.1:")
-    assert noted[-1].endswith("open this:")
+    assert noted[-1].endswith("Ctrl-C stops the server:")
     assert not [text for text in noted if "ServerApp" in text]
 
 
@@ -63,7 +63,7 @@ def test_it_is_said_where_notebooks_stay(serve: Serve) -> None:
     """The first note says that runs/notebooks stays and the rest of /workspace goes with the container."""
     noted, _ = serve(0, [])
     assert "runs/notebooks stay" in noted[0]
-    assert "/workspace itself, go with the container" in noted[0]
+    assert "directly in /workspace are lost with the container" in noted[0]
 
 
 def test_an_error_of_the_server_is_shown_as_it_comes(serve: Serve) -> None:
@@ -74,6 +74,6 @@ def test_an_error_of_the_server_is_shown_as_it_comes(serve: Serve) -> None:
 
 def test_a_server_that_fails_has_its_last_words_in_the_error(serve: Serve) -> None:
     """Exit code 1 raises HostError with the last of 25 lines, the token redacted; earlier lines are left out."""
-    with pytest.raises(HostError, match=r"ended with code 1\n(.*\n)*\[I 24 .*\[REDACTED\]") as raised:
+    with pytest.raises(HostError, match=r"exited with code 1\n(.*\n)*\[I 24 .*\[REDACTED\]") as raised:
         serve(1, [f"[I {number} ServerApp] {{token}}" for number in range(25)])
     assert "[I 4 " not in raised.value.message
