@@ -73,7 +73,7 @@ def test_it_is_said_if_a_program_is_not_started_for_each_rank() -> None:
         (RunOptions(command=("torchrun", "a"), launcher="mpirun"), "runs per node, not under `mpirun`"),
         (RunOptions(module="b", per="once", launcher="torchrun"), "runs once, not under `torchrun`"),
         (RunOptions(command=("deepspeed", "a.py")), "deepspeed starts the ranks itself, and so does labctl"),
-        (RunOptions(command=("accelerate", "launch", "a.py")), "starts ranks of one machine unless it is told"),
+        (RunOptions(command=("accelerate", "launch", "a.py")), "starts ranks on one machine only, unless"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(options: RunOptions, message: str) -> None:

@@ -152,7 +152,7 @@ def test_impossible_arguments_are_refused_with_the_reason(lora: SimpleNamespace,
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ([], "holds no config.json"),
+        ([], "has no config.json"),
         (["config.json"], "there are none"),
         (["config.json", "pytorch_model.bin"], r"only pytorch_model\.bin, a pickle"),
         (["config.json", "model.safetensors"], None),

@@ -15,6 +15,7 @@ from labctl.backends.docker.hosts.ssh import Connection
 from labctl.errors import HostError
 from labctl.records.manifest import Manifest
 from labctl.records.merge import Merge, PullResult
+from labctl.system import human
 from labctl.system.files import make_private
 
 # GNU tar's messages, with exit code 1, about files that changed while it read them, as in a running run. Other tars
@@ -58,7 +59,7 @@ def pull(
         except OSError as error:
             raise HostError(f"cannot write {error.filename or into}: {error.strerror}", hint=f"df -h {into}") from error
     if why := why or broken:
-        came = f"{result.files or 'no'} new files were fetched"
+        came = f"fetched {human.count(result.files, 'new file')} before that"
         look = f"{ssh_errors.command(connection.target)} ls -l {shlex.quote(directory)}"
         raise ssh_errors.error(connection.target, f"cannot fetch {directory}: {why}; {came}", look)
     result.complete = steady and not result.refused
