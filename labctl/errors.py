@@ -40,6 +40,18 @@ class OutputClosed(LabError):
     exit_code = 141
 
 
+class OutputFailed(HostError):
+    """The output cannot be written, as to a full disk; nothing more is printed to it."""
+
+
+def unwritten(error: OSError) -> LabError:
+    """Return the error, not raised, of output that cannot be written: OutputClosed if nobody reads it any more."""
+    if isinstance(error, BrokenPipeError):
+        return OutputClosed("output closed by its reader")
+    hint = "check the disk that the output is redirected to: df -h"
+    return OutputFailed(f"cannot write the output: {error.strerror}", hint=hint)
+
+
 class Interrupted(LabError):
     """The user stopped the command; everything was cleaned up first."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, TextIO
 
-from labctl.errors import ConfigError, HostError, OutputClosed
+from labctl.errors import ConfigError, HostError, unwritten
 
 IN, OUT, ERR, RESIZE = 0, 1, 2, 4
 CHUNK = 1 << 16
@@ -72,14 +72,14 @@ def _print(socket: Any) -> None:
 
 
 def _write(sink: TextIO, data: bytes) -> None:
-    """Write and flush bytes; if the reader is gone, redirect the stream to /dev/null and raise OutputClosed."""
+    """Write and flush bytes. OutputClosed if the reader is gone, OutputFailed on a full disk; drop later ones."""
     try:
         sink.buffer.write(data)
         sink.flush()
-    except BrokenPipeError as error:
+    except OSError as error:
         # Flushing the rest of the buffer at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sink.fileno())
-        raise OutputClosed("output closed by its reader") from error
+        raise unwritten(error) from error
 
 
 @contextlib.contextmanager

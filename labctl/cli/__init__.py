@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from labctl.cli.help import listed, page_width, wrapped
 from labctl.cli.output import Output, say, write
-from labctl.errors import ConfigError, Interrupted, OutputClosed
+from labctl.errors import ConfigError, Interrupted, OutputClosed, OutputFailed
 
 if TYPE_CHECKING:
     import typer
@@ -139,6 +139,9 @@ def main() -> None:
         sys.exit(dispatch(sys.argv[1:]))
     except OutputClosed:
         sys.exit(OutputClosed.exit_code)
+    except OutputFailed as error:
+        Output().error(error)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)
 

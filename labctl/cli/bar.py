@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from labctl.cli.output import PLAIN, figure, printable, write
-from labctl.errors import OutputClosed
+from labctl.errors import OutputClosed, OutputFailed
 from labctl.model import Progress
 
 # Resets the color first: a program may have left one set.
@@ -52,7 +52,7 @@ class Bar:
 
     def _keep_up(self) -> None:
         """Redraw the line at each PACE if its text changed, until the block ends or the stream cannot be written."""
-        with suppress(OSError, OutputClosed):
+        with suppress(OSError, OutputClosed, OutputFailed):
             while not self._over.wait(PACE):
                 # Without the last column: some terminals wrap a line that reaches it.
                 text = self._text(columns(self._stream) - 1)

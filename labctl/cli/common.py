@@ -14,7 +14,7 @@ import typer
 from labctl.cli import complete
 from labctl.cli.output import Output
 from labctl.config.context import Context, find_lab
-from labctl.errors import ConfigError, Interrupted, LabError, OutputClosed
+from labctl.errors import ConfigError, Interrupted, LabError, OutputClosed, OutputFailed
 
 if TYPE_CHECKING:
     from labctl.backends.plan import PlanPreview
@@ -93,16 +93,21 @@ def pairs(arguments: list[str], option: str) -> dict[str, str]:
 
 
 @contextmanager
-def answering(*, as_json: bool = False, stopped: str = "", quiet: bool = False) -> Iterator[Output]:
+def answering(
+    *, as_json: bool = False, stopped: str = "", quiet: bool = False, only_shows: bool = False
+) -> Iterator[Output]:
     """Yield the output of a command; print a LabError or Ctrl-C with its hint, and exit with its code.
 
-    ``stopped`` is the hint after Ctrl-C; ``quiet`` as in ``Output``.
+    ``stopped`` is the hint after Ctrl-C; ``quiet`` and ``only_shows`` as in ``Output``.
     """
-    output = Output(as_json=as_json, quiet=quiet)
+    output = Output(as_json=as_json, quiet=quiet, only_shows=only_shows)
     try:
         yield output
     except OutputClosed:
         sys.exit(OutputClosed.exit_code)
+    except OutputFailed:
+        # An error as JSON would go where nothing can be written.
+        raise
     except LabError as error:
         output.error(error)
         sys.exit(error.exit_code)

@@ -9,10 +9,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from labctl.errors import LabError, OutputClosed
+from labctl.errors import LabError, OutputClosed, OutputFailed, unwritten
 from labctl.system import human
 
 if TYPE_CHECKING:
@@ -48,11 +48,13 @@ STYLE = re.compile(r"(\033\[[0-9;:]*m)")
 class Output:
     """Output of a command; with ``as_json`` the answer, or error, is one JSON document.
 
-    With ``quiet`` the output of runs is not printed.
+    With ``quiet`` the output of runs is not printed. A command goes on if nobody reads its progress, as after
+    ``2>&1 | head``, unless it ``only_shows`` what others do.
     """
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+    def __init__(self, *, as_json: bool = False, quiet: bool = False, only_shows: bool = False) -> None:
         self.as_json, self.quiet = as_json, quiet
+        self._unread = () if only_shows else (OutputClosed, OutputFailed)
         self._bar: Bar | None = None
 
     def event(self, event: Event) -> None:
@@ -68,10 +70,11 @@ class Output:
 
     def note(self, text: str) -> None:
         """Print a line to stderr, above the progress bar if there is one."""
-        if self._bar:
-            self._bar.print(text)
-        else:
-            write(text, sys.stderr)
+        with suppress(*self._unread):
+            if self._bar:
+                self._bar.print(text)
+            else:
+                write(text, sys.stderr)
 
     @contextmanager
     def showing(self, progress: Callable[[], Progress], age: float, limit: float) -> Iterator[None]:
@@ -134,13 +137,16 @@ def say_printed(text: str) -> None:
 
 
 def write(text: str, stream: TextIO, end: str = "\n") -> None:
-    """Print text and ``end`` in one flushed write. OutputClosed if the reader is gone; then drop later writes."""
+    """Print text and ``end`` in one flushed write. OutputClosed if the reader is gone, OutputFailed on a full disk.
+
+    Later writes are dropped then.
+    """
     try:
         print(f"{text}{end}", end="", file=stream, flush=True)
-    except BrokenPipeError as error:
+    except OSError as error:
         # Flushing the rest of the buffer at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        raise OutputClosed("output closed by its reader") from error
+        raise unwritten(error) from error
 
 
 def can_redraw(stream: TextIO) -> bool:

@@ -247,7 +247,7 @@ def settings_of_script(arguments: list[str]) -> tuple[tuple[str, str | None], ..
 
 def attach_command(run: Run = "latest", directory: Directory = HERE, quiet: Quiet = False, json: Json = False) -> None:
     """`labctl attach`: follow a run to its end, and exit with the code of its result."""
-    with answering(as_json=json, quiet=quiet) as output:
+    with answering(as_json=json, quiet=quiet, only_shows=True) as output:
         lab = replace(context(directory, output), showing=output.showing)
         try:
             answer = flows.attach(lab, run)

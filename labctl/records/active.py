@@ -60,8 +60,12 @@ class InUse(LaunchError):
 def in_use(runs: Iterable[ActiveRun]) -> InUse:
     """Return an InUse error, not raised, that names the nodes and the runs that use them."""
     first, *_ = users = tuple(runs)
-    message = "; ".join(f"{', '.join(run.nodes)}: in use by run {run.id} ({run.owner}, {since(run)})" for run in users)
-    return InUse(message, hint=f"--wait waits for it; `labctl stop {first.id}` ends it")
+    return InUse(in_use_text(users), hint=f"--wait waits for it; `labctl stop {first.id}` ends it")
+
+
+def in_use_text(runs: Iterable[ActiveRun]) -> str:
+    """Render the nodes in use, and the runs that use them."""
+    return "; ".join(f"{', '.join(run.nodes)}: in use by run {run.id} ({run.owner}, {since(run)})" for run in runs)
 
 
 def since(run: ActiveRun) -> str:

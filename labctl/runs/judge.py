@@ -316,7 +316,14 @@ def _require_supervised(backend: Backend, run_id: str) -> None:
 
 
 def stop(backend: Backend, run_id: str, grace: float) -> Result:
-    """Stop a run with ``grace`` seconds before SIGKILL, judge it and return the result. HostError if it has ended."""
+    """Stop a run with ``grace`` seconds before SIGKILL, judge it and return the result. HostError if it has ended.
+
+    A run that nothing supervises any more is closed, as the next run would close it.
+    """
+    if not store.read_result(backend.context.directory, run_id):
+        _require_supervised(backend, run_id)
+        if closed := store.read_result(backend.context.directory, run_id):
+            return closed
     run = _running(backend, run_id)
     backend.stop(run, grace, f"stopped by {owner()}")
     return _judge_or_wait(backend, run_id)

@@ -390,7 +390,7 @@ class DockerBackend:
         origin = None if preview else provenance.begin(lab, job, self.cluster, observed)
         foreign = preflight.find_foreign_labs(self.context, lab.name, observed)
         active = readiness.under_way(lab, engine, observed, preview=preview)
-        if active and new.rebuild is None:
+        if active and new.rebuild is None and not preview:
             raise in_use(active)
         if active and new.rebuild:
             lab = readiness.with_own_port(lab, active)
@@ -417,7 +417,7 @@ class DockerBackend:
     def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
         """Raise HostError or ConfigError if hosts, lab or inputs are not ready or nodes in use; note busy hosts.
 
-        A preview only warns of a lab that is not up.
+        A preview only warns of a lab that is not up, and notes nodes in use.
         """
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import readiness
@@ -429,8 +429,10 @@ class DockerBackend:
         readiness.require_ready(
             self.context, self.cluster, new.lab, new.job, observed, launcher=launcher, preview=preview
         )
-        readiness.require_free(new.job, new.active, options)
-        if not preview:
+        if preview:
+            readiness.note_users(self.context, new.job, new.active)
+        else:
+            readiness.require_free(new.job, new.active, options)
             preflight.note_busy_hosts(self.context, self.cluster)
 
     def confirm_image(self, run: Run, ask: Callable[[str], bool] | None, *, preview: bool = False) -> None:

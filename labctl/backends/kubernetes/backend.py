@@ -384,16 +384,22 @@ class KubernetesBackend:
     def require_launcher(self, workload: Workload) -> None:
         """Require nothing: a run brings its launcher itself."""
 
-    def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:  # noqa: ARG002
-        """Raise HostError for a failed check or, without --wait, for named nodes that are in use."""
+    def require_ready(self, run: Run, options: RunOptions, *, preview: bool = False) -> None:
+        """Raise HostError for a failed check or, without --wait, for named nodes in use; a preview notes these."""
         from labctl.backends.kubernetes import checks
+        from labctl.records.active import InUse
 
         new = cast("NewClusterRun", run)
         checks.preflight(self._cluster, new.target, new.job)
         placement = new.placement
         if placement.nodes and not options.wait:
             request = request_of(new.target, placement.slots)
-            nodes.require_free(self._cluster, placement, self._nodes_now(), request)
+            try:
+                nodes.require_free(self._cluster, placement, self._nodes_now(), request)
+            except InUse as error:
+                if not preview:
+                    raise
+                self.context.notice(error.message)
 
     def plan_run(self, run: Run, *, ended: Collection[str] = (), preview: bool = False) -> RunPlan:  # noqa: ARG002
         """Return the record's files, the step that sends code to the claim, and texts for the plan."""

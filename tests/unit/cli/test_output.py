@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from labctl.backends.docker.lab.devices import ResolvedSetting
-from labctl.cli.output import Output, say, say_printed, table, to_json
+from labctl.cli.output import Output, say, say_printed, table, to_json, write
 from labctl.cli.run import run_text
-from labctl.errors import HostError
+from labctl.errors import HostError, OutputClosed, OutputFailed
 from labctl.model import CriterionResult, Event, Rank, Result
 
 ERROR = HostError("no engine", hint="labctl setup", node="worker-1")
@@ -380,3 +383,35 @@ def test_what_a_host_said_moves_no_cursor_in_errors_and_warnings(capsys: pytest.
         "error: red: ?]0;title? said\tno",
         "hint: ssh red?[A",
     ]
+
+
+def test_output_that_fits_on_no_disk_is_an_error_once() -> None:
+    """Write to a full disk: OutputFailed with the reason; what is written later is dropped."""
+    with open("/dev/full", "w", encoding="utf-8") as full:  # noqa: PTH123
+        with pytest.raises(OutputFailed, match="cannot write the output: No space left on device"):
+            write("a", full)
+        write("b", full)
+
+
+@contextmanager
+def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make stderr a pipe whose reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as stream, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", stream)
+        yield
+
+
+def test_a_command_goes_on_if_nobody_reads_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emit events to a closed pipe, as after `2>&1 | head`: no error, so that a run gets its result."""
+    with unread(monkeypatch):
+        output = Output()
+        output.event(Event(kind="step", text="[1/2] begin"))
+        output.event(Event(kind="line", text="step 1"))
+
+
+def test_a_command_that_only_shows_ends_if_nobody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emit an event of `attach` to a closed pipe: OutputClosed."""
+    with unread(monkeypatch), pytest.raises(OutputClosed):
+        Output(only_shows=True).event(Event(kind="line", text="step 1"))

@@ -13,7 +13,7 @@ from support.builders import job, lab, workload
 from support.in_memory import InMemory
 
 from labctl.backends.docker import agent
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, HostError
 from labctl.model import Criterion, Lab, Metric, Result
 from labctl.records import store
 from labctl.records.active import Run
@@ -153,3 +153,13 @@ def test_a_script_is_judged_by_the_loss_that_was_found_in_its_output(of: Lab) ->
     }
     samples = (of.directory / "runs/r1/metrics.jsonl").read_text().splitlines()
     assert [json.loads(sample)["metric"] for sample in samples] == ["train_loss", "learning_rate"]
+
+
+def test_stop_closes_a_run_that_nothing_supervises_any_more(of: Lab) -> None:
+    """Stop a run that never began, as of a labctl that was killed: its record is closed, and stop returns the result."""
+    wrote(of, "r1/started", "")
+    result = judge.stop(InMemory(of), "r1", 0)
+    assert (result.run_id, result.verdict, result.cause) == ("r1", "ERROR", "lab-lost")
+    assert store.read_result(of.directory, "r1") == result
+    with pytest.raises(HostError, match="run r1 has ended: ERROR"):
+        judge.stop(InMemory(of), "r1", 0)

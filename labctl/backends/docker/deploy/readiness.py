@@ -26,7 +26,7 @@ from labctl.jobs import inputs
 from labctl.jobs.request import RunOptions, without
 from labctl.model import Job, Lab, Result, Workload
 from labctl.records import store
-from labctl.records.active import ActiveRun, in_use
+from labctl.records.active import ActiveRun, in_use, in_use_text
 from labctl.records.left import out_of_reach
 from labctl.system import hostdump, routing
 
@@ -221,15 +221,21 @@ def _active_ids(lab: Lab, engine: Engine) -> set[str]:
 
 def require_free(job: Job, active: tuple[ActiveRun, ...], options: RunOptions) -> None:
     """Raise InUse if other runs use nodes of the run, unless it waits for them."""
+    if not options.wait and (others := _users(job, active)):
+        raise in_use(others)
+
+
+def note_users(context: Context, job: Job, active: tuple[ActiveRun, ...]) -> None:
+    """Note other runs that use nodes of a job, which a dry run does not mind."""
+    if others := _users(job, active):
+        context.notice(in_use_text(others))
+
+
+def _users(job: Job, active: tuple[ActiveRun, ...]) -> list[ActiveRun]:
+    """Return the runs that use nodes of a job, each with only these of its nodes."""
     nodes = {node.name for node in job.nodes}
-    others = [run for run in active if nodes & {*run.nodes}]
-    if others and not options.wait:
-        raise in_use(_on_nodes(run, nodes) for run in others)
-
-
-def _on_nodes(run: ActiveRun, nodes: set[str]) -> ActiveRun:
-    """Return a run with only these of its nodes."""
-    return replace(run, nodes=tuple(name for name in run.nodes if name in nodes))
+    shared = [(run, tuple(name for name in run.nodes if name in nodes)) for run in active]
+    return [replace(run, nodes=names) for run, names in shared if names]
 
 
 def without_lost(
