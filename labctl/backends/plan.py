@@ -12,12 +12,8 @@ from msgspec import Struct
 from labctl.config.context import Context
 from labctl.errors import Failures, HostError, raise_all
 from labctl.model import HERE, Event
-from labctl.system import human
 from labctl.system.parallel import map_hosts
 from labctl.system.progress import waiting_for
-
-LONGEST = 110
-"""Length of an announced step at most, in characters."""
 
 
 class Deployment(Protocol):
@@ -125,5 +121,5 @@ def _concurrently(group: Iterable[tuple[str, Step]], deployment: Deployment, los
 
 
 def announce(context: Context, number: str, step: Step) -> None:
-    """Report a step, with its number and shortened text, as an event before it is carried out."""
-    context.emit(Event(kind="step", text=f"{number} {human.shortened(str(step), LONGEST)}"))
+    """Report a step, with its number, as an event before it is carried out."""
+    context.emit(Event(kind="step", text=f"{number} {step}"))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from labctl.cli.output import PLAIN, figure, printable, write
+from labctl.cli.output import PLAIN, columns, figure, printable, write
 from labctl.errors import OutputClosed, OutputFailed
 from labctl.model import Progress
+from labctl.system.progress import waiting
 
 # Resets the color first: a program may have left one set.
 ERASE = f"\r{PLAIN}\033[K"
 PACE = 0.2
 """Seconds between updates."""
+SELDOM = 30.0
+"""Seconds between lines about progress where no line can be redrawn."""
 LONGEST, SHORTEST = 30, 8
 """Characters of the bar, at most and at least."""
 
@@ -62,23 +64,48 @@ class Bar:
                         self._shown = text
 
 
-def columns(stream: TextIO) -> int:
-    """Return the current width of a terminal; 80 if unknown."""
-    with suppress(OSError):
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    return 80
+@contextmanager
+def telling(
+    note: Callable[[str], None],
+    progress: Callable[[], Progress],
+    line: Callable[[Progress], str],
+    every: float = SELDOM,
+) -> Iterator[None]:
+    """Note a run's progress every so many seconds in the block, and at its end if it has gone on since."""
+    last: list[Progress] = []
+
+    def text(_: float) -> str:
+        """Return the progress as a line, and keep it as the last that was noted."""
+        last[:] = [progress()]
+        return line(last[0])
+
+    with waiting(note, text, every):
+        yield
+    end = progress()
+    if end.step is not None and [end] != last:
+        note(line(end))
+
+
+def progress_line(progress: Progress, age: float, limit: float) -> str:
+    """Render a run's progress for a file: step, all metrics, and time left, or ``age`` of ``limit``."""
+    step, time = step_text(progress) or "running", time_text(progress, age, limit)
+    return "  ".join((step, *metric_texts(progress.metrics), time))
 
 
 def progress_text(progress: Progress, age: float, limit: float, width: int) -> str:
     """Render a run's step, metrics that fit, and time left, or ``age`` of ``limit``, in ``width`` columns."""
-    time = f"{clock(age)} of {clock(limit)}"
-    if progress.seconds_left is not None:
-        time = f"{clock(progress.seconds_left)} left"
-    parts = [step_text(progress) or "running", time]
+    parts = [step_text(progress) or "running", time_text(progress, age, limit)]
     for text in metric_texts(progress.metrics):
         if len("  ".join((*parts, text))) <= width:
             parts.insert(-1, text)
     return with_bar(progress, parts, width)
+
+
+def time_text(progress: Progress, age: float, limit: float) -> str:
+    """Render the time that a run has left, or if it is unknown its ``age`` of its ``limit``."""
+    if progress.seconds_left is not None:
+        return f"{clock(progress.seconds_left)} left"
+    return f"{clock(age)} of {clock(limit)}"
 
 
 def with_bar(progress: Progress, parts: list[str], width: int) -> str:

@@ -132,6 +132,7 @@ def batch_command(
             launcher=launcher,
         )
         lab = context(directory, output, setting)
+        output.begin(f"preparing {name} and looking at the nodes")
         with Display(output) as display:
             report = flows.batch(
                 lab,
@@ -181,6 +182,7 @@ def bisect_command(
             timeout=timeout, set_=set_, rehearse=rehearse, words=ctx.meta[ARGUMENTS], launcher=launcher
         )
         lab = context(directory, output, setting)
+        output.begin(f"preparing {name} and looking at the nodes")
         with Display(output) as display:
             report = flows.bisect(
                 lab,

@@ -42,6 +42,7 @@ def save_command(
     """`labctl bundle save`: save the lab with its image to a file."""
     with answering(as_json=json, stopped="nothing was written; re-run to start over") as output:
         lab = context(directory, output, setting)
+        output.begin(f"collecting files and images for {file}")
         saved = flows.save_bundle(lab, file, workloads=workload or (), cache=with_cache, secrets=with_secrets)
         output.answer(saved, saved_text(saved))
 

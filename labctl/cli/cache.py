@@ -46,6 +46,7 @@ def cache_command(
             hint = "labctl cache WORKLOAD, labctl cache --model NAME or --dataset NAME; --hosts sends all to the hosts"
             raise ConfigError("neither a workload nor a model or dataset is named", hint=hint)
         asked = context(directory, output, setting)
+        output.begin("looking for what is in the cache")
         # huggingface_hub reads these from the process environment only; proxies may come from .env.
         os.environ.update(flows.proxies(replace(asked, emit=lambda _: None)))
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

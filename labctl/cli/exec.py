@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from typing import Annotated
 
@@ -60,6 +61,8 @@ def exec_command(
         lab = context(directory, output, setting)
         if command[1:2] == ["--"] and NODES.fullmatch(command[0]) and node == LAUNCHER:
             node, _, *command = command
+        if everywhere:
+            output.begin(f"running {shlex.join(command)} on all workers")
         sys.exit(flows.execute(lab, tuple(command), node, everywhere=everywhere, terminal=on_terminal()))
 
 

@@ -47,6 +47,7 @@ def health_command(
     with answering(as_json=json) as output:
         lab = context(directory, output, setting)
         names = tuple(nodes or ())
+        output.begin(f"reading hardware, kernel, disks and clock of {human.listed(names) or 'all hosts'}")
         seconds = parse_duration(since) if since else None
         if ticket:
             if len(names) != 1 or json:

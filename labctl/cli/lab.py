@@ -60,6 +60,7 @@ def build_command(
 ) -> None:
     """`labctl build`: build an image, or update its lock file."""
     with answering(as_json=json, stopped="re-run to resume") as output:
+        output.begin(f"building the image of {workload or from_ or 'the lab'}")
         if sbom and update_lock:
             raise ConfigError("--update-lock builds no image for --sbom", hint="labctl build --sbom FILE")
         if from_ and (workload or update_lock):
@@ -87,6 +88,7 @@ def up_command(
     """`labctl up`: create and start the lab, or print the plan."""
     with answering(as_json=json, stopped="re-run `labctl up` to resume, or `labctl down` to remove the lab") as output:
         lab = context(directory, output, setting)
+        output.begin("looking at hosts, devices and containers")
         if dry_run:
             answer_plan(output, flows.plan_up(lab, workload=workload))
         else:
@@ -105,6 +107,7 @@ def keys() -> None:
 def rotate_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     """`labctl keys rotate`: replace the ssh keys; a lab that is up gets new containers."""
     with answering(as_json=json, stopped="re-run `labctl up` to resume") as output:
+        output.begin("replacing the ssh keys of all nodes")
         answer_status(output, flows.rotate_keys(context(directory, output, setting)))
 
 
@@ -131,6 +134,7 @@ def down_command(
     """`labctl down`: remove containers and network, or print the plan."""
     with answering(as_json=json, stopped="re-run to finish") as output:
         lab = context(directory, output, setting)
+        output.begin("looking for runs, containers and networks of the lab")
         if dry_run:
             answer_plan(output, flows.plan_down(lab, images=images))
             return
@@ -141,6 +145,7 @@ def down_command(
 def clean_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
     """`labctl clean`: remove the lab with keys and rendered files, but not its runs."""
     with answering(as_json=json, stopped="re-run to finish") as output:
+        output.begin("looking for runs, containers and networks of the lab")
         answer = flows.clean(context(directory, output, setting))
         output.answer(answer, f"lab {answer.lab} is down; its keys and rendered files were removed, runs/ is kept")
 

@@ -58,15 +58,25 @@ class Output:
         self._bar: Bar | None = None
 
     def event(self, event: Event) -> None:
-        """Print an event to stderr, except run output if ``quiet``, and ``waiting`` if ``as_json``."""
+        """Print an event to stderr, except run output if ``quiet``, and ``waiting`` if ``as_json``.
+
+        A step is cut to the width of a terminal.
+        """
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
             self.note(program_text(event.text, sys.stderr, mark=color("  | ", DIM)))
+        elif event.kind == "step" and sys.stderr.isatty():
+            self.note(human.shortened(printable(event.text, kept=""), columns(sys.stderr)))
         elif event.kind == "warning":
             self.note(f"{color('warning:', YELLOW)} {printable(event.text)}")
         elif event.kind != "waiting" or not self.as_json:
             self.note(printable(event.text))
+
+    def begin(self, text: str) -> None:
+        """Print what the command begins with to a terminal, for one that is silent for a while; not with --json."""
+        if sys.stderr.isatty() and not self.as_json:
+            self.note(human.shortened(printable(f"{text} ...", kept=""), columns(sys.stderr)))
 
     def note(self, text: str) -> None:
         """Print a line to stderr, above the progress bar if there is one."""
@@ -78,13 +88,20 @@ class Output:
 
     @contextmanager
     def showing(self, progress: Callable[[], Progress], age: float, limit: float) -> Iterator[None]:
-        """Show a run's progress bar on stderr in the block; not with --json, or if stderr cannot be redrawn."""
-        if self.as_json or not can_redraw(sys.stderr):
+        """Show a run's progress on stderr in the block; not with --json.
+
+        It is a bar where that can be redrawn, else, if ``quiet``, a line now and then.
+        """
+        if self.as_json or not (self.quiet or can_redraw(sys.stderr)):
             yield
             return
-        from labctl.cli.bar import Bar, progress_text
+        from labctl.cli.bar import Bar, progress_line, progress_text, telling
 
         began = time.monotonic() - age
+        if not can_redraw(sys.stderr):
+            with telling(self.note, progress, lambda now: progress_line(now, time.monotonic() - began, limit)):
+                yield
+            return
         bar = Bar(sys.stderr, lambda width: progress_text(progress(), time.monotonic() - began, limit, width))
         try:
             with bar as self._bar:
@@ -152,6 +169,13 @@ def write(text: str, stream: TextIO, end: str = "\n") -> None:
 def can_redraw(stream: TextIO) -> bool:
     """Tell if the stream is a terminal with a movable cursor."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def columns(stream: TextIO) -> int:
+    """Return the current width of a terminal; 80 if unknown."""
+    with suppress(OSError):
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    return 80
 
 
 def color(text: str, code: str) -> str:

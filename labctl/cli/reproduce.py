@@ -32,6 +32,7 @@ def freeze_command(
     """`labctl freeze`: write the facts of the lab to its lock file."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
+        output.begin("reading images, packages, files, data and devices of the lab")
         answer = flows.freeze(lab, out or lab.directory / LOCK)
         text = f"wrote {answer.lock}" if answer.changed else f"{answer.lock} is unchanged"
         output.answer(answer, f"{text}: {answer.facts} facts")
@@ -47,6 +48,7 @@ def verify_command(
     """`labctl verify`: compare the lab with its lock file; exit with 5 if it differs."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
+        output.begin("comparing images, packages, files, data and devices of the lab")
         answer = flows.verify(lab, file or lab.directory / LOCK)
         output.answer(answer, verification_text(answer))
         if answer.drift:
@@ -59,6 +61,7 @@ def replay_command(
     """`labctl replay`: repeat a recorded run and exit with the code of its result, or print the plan."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
+        output.begin("comparing image, code, settings and data with the record")
         if dry_run:
             answer_plan(output, flows.plan_replay(lab, run))
             return

@@ -63,6 +63,7 @@ def report_command(
 ) -> None:
     """`labctl report`: write an HTML report of runs, or of a metrics.csv, and print its path."""
     with answering(as_json=json) as output:
+        output.begin(f"drawing the report of {human.listed(runs or ['the latest run'])}")
         answer = flows.report(context(directory, output), runs or ["latest"], out)
         output.answer(answer, answer.page)
         if open_ and (advice := open_page(Path(answer.page), os.environ)):

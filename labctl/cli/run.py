@@ -189,6 +189,7 @@ def run_command(
         )
         lab = replace(context(directory, output, setting), showing=output.showing)
         ask = confirmation(json)
+        output.begin(f"preparing {name or 'the run'} and looking at its nodes")
         if dry_run:
             answer_plan(output, flows.plan_run(lab, name, options, ask))
         elif repeat > 1:
@@ -268,8 +269,18 @@ def stop_command(
     """`labctl stop`: stop a run, and print its result."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
+        output.begin(stopping_text(lab, run, grace))
         answer = flows.stop(lab, run, grace)
         output.answer(answer, run_text(answer, lab.directory))
+
+
+def stopping_text(lab: Context, run: str, grace: float) -> str:
+    """Render which run is stopped, on how many nodes, and within what time. ConfigError if there is no such run."""
+    from labctl.records import store
+
+    run_id = store.find(lab.directory, run)
+    nodes = human.count(len(store.job(store.directory(lab.directory, run_id)).nodes), "node")
+    return f"stopping run {run_id} on {nodes}, by SIGKILL after {human.duration(grace)}"
 
 
 def stacks_command(run: Run = "latest", directory: Directory = HERE, json: Json = False) -> None:

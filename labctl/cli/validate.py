@@ -63,6 +63,7 @@ def validate_command(
                 profiles.find(profile or profiles.configured(configured, lab.warn)).read_text(encoding="utf-8").rstrip()
             )
             return
+        output.begin("looking at hosts, devices and containers")
         report = flows.validate(lab, profile, keep=keep, out=out)
         output.answer(report, report_text(report, verbose=verbose))
         sys.exit(report.exit_code)
@@ -81,6 +82,7 @@ def baseline_command(
     """`labctl baseline`: validate the cluster, record its figures if it passes, and exit with its code."""
     end_as_ctrl_c()
     with answering(as_json=json) as output:
+        output.begin("looking at hosts, devices and containers")
         done = flows.baseline(context(directory, output, setting), profile, keep=keep, file=out)
         recorded = f"figures recorded in {done.file}" if done.file else "not recorded: the validation did not pass"
         recorded += f", in place of those of {done.replaced}" if done.replaced else ""

@@ -52,13 +52,18 @@ class Progress(Struct):
 
 
 @contextmanager
-def waiting(notice: Callable[[str], None], describe: Callable[[float], str]) -> Iterator[None]:
-    """Report every 10 s while the block runs; ``describe`` gets the seconds so far and returns the line, or empty."""
+def waiting(
+    notice: Callable[[str], None], describe: Callable[[float], str], every: float | None = None
+) -> Iterator[None]:
+    """Report every 10 s, or ``every`` so many, while the block runs.
+
+    ``describe`` gets the seconds so far and returns the line, or empty.
+    """
     began, over = time.monotonic(), threading.Event()
 
     def tell() -> None:
-        """Report every 10 s until the block is left; nothing while ``describe`` returns an empty text."""
-        while not over.wait(PACE):
+        """Report until the block is left; nothing while ``describe`` returns an empty text."""
+        while not over.wait(every or PACE):
             if text := describe(time.monotonic() - began):
                 notice(text)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from labctl.cli.bar import ERASE, Bar, progress_text
+from labctl.cli.bar import ERASE, Bar, progress_line, progress_text, telling
 from labctl.cli.output import Output
 from labctl.model import Event, Progress
 
@@ -126,7 +126,7 @@ def test_a_terminal_has_a_bar_and_lines_above_it_as_without(monkeypatch: pytest.
 def test_quiet_leaves_out_what_runs_print_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     """Use quiet output: lines of ranks are left out; notice and answer are printed."""
     output = Output(quiet=True)
-    with output.showing(lambda: FOUND, 0, 60):
+    with output.showing(Progress, 0, 60):
         output.event(Event("line", "from a rank"))
         output.event(Event("notice", "run r1"))
     output.answer({}, "verdict PASS")
@@ -139,3 +139,62 @@ def test_a_pipe_has_the_lines_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with output.showing(lambda: FOUND, 0, 60):
         output.event(Event("line", "\x1b[31mred\r 50%"))
     assert capsys.readouterr().err == "\x1b[31mred\r 50%\n"
+
+
+def test_without_a_terminal_quiet_has_a_line_now_and_then_and_the_last() -> None:
+    """Tell progress every ms: lines while it lasts, and at the end the last step, which came after the last line."""
+    lines: list[str] = []
+    steps = [Progress(step=1, steps=2)]
+    told = threading.Event()
+
+    def note(line: str) -> None:
+        """Keep a line, and say that one was told."""
+        lines.append(line)
+        told.set()
+
+    with telling(note, lambda: steps[-1], lambda now: progress_line(now, 65, 600), every=0.001):
+        assert told.wait(5)
+        steps.append(Progress(step=2, steps=2, metrics=METRICS, seconds_left=0.0))
+    last = "step 2/2  loss 3.142  throughput 1,234 samples/s  accuracy 0.5  0:00 left"
+    assert lines[0] == "step 1/2  1:05 of 10:00"
+    assert lines[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"), [([Progress(step=1), Progress(step=2)], ["step 2  0:05 of 1:00"]), ([Progress()] * 2, [])]
+)
+def test_a_short_run_has_one_line_and_one_without_steps_none(steps: list[Progress], expected: list[str]) -> None:
+    """Tell progress of a run that ends before the first line is due: the last step alone, if there is one."""
+    lines: list[str] = []
+    with telling(lines.append, lambda: steps[-1], lambda now: progress_line(now, 5, 60), every=60):
+        pass
+    assert lines == expected
+
+
+def test_quiet_tells_progress_to_a_pipe_and_not_beside_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    """Show progress of a quiet run into a pipe: its last line; nothing with JSON."""
+    for as_json in (False, True):
+        with Output(quiet=True, as_json=as_json).showing(lambda: FOUND, 0, 60):
+            pass
+    line = "step  30/120  loss 3.142  throughput 1,234 samples/s  accuracy 0.5  1:30 left\n"
+    assert capsys.readouterr().err == line
+
+
+def test_steps_are_cut_to_the_width_of_a_terminal_and_whole_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Emit a long step: 40 columns of it on a terminal that wide, all of it in a pipe."""
+    step = Event("step", f"[1/2] write {'x' * 200}")
+    Output().event(step)
+    assert capsys.readouterr().err == f"{step.text}\n"
+    monkeypatch.setattr("labctl.cli.output.columns", lambda _: 40)
+    with terminal(monkeypatch) as master:
+        Output().event(step)
+        Output().begin("stopping run r1")
+        assert os.read(master, 4096).decode() == f"[1/2] write {'x' * 25}...\r\nstopping run r1 ...\r\n"
+
+
+def test_what_a_command_begins_with_is_for_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Begin a command in a pipe: nothing is printed."""
+    Output().begin("stopping run r1")
+    assert capsys.readouterr() == ("", "")

@@ -156,7 +156,7 @@ def test_a_script_is_judged_by_the_loss_that_was_found_in_its_output(of: Lab) ->
 
 
 def test_stop_closes_a_run_that_nothing_supervises_any_more(of: Lab) -> None:
-    """Stop a run that never began, as of a labctl that was killed: its record is closed, and stop returns the result."""
+    """Stop a run that never began, as of a labctl that was killed: its record is closed, its result returned."""
     wrote(of, "r1/started", "")
     result = judge.stop(InMemory(of), "r1", 0)
     assert (result.run_id, result.verdict, result.cause) == ("r1", "ERROR", "lab-lost")
