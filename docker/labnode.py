@@ -375,7 +375,7 @@ def run_tool(tool: list[str]) -> tuple[int, list[str]]:
     A tool that hangs in its driver survives SIGKILL, so only one runs at a time: it inherits the lock, and the kernel
     keeps that for as long as the tool lives.
     """
-    timeout = TimeoutError(f"{tool[0]} did not answer within {TOOL_LIMIT} s")
+    timeout = TimeoutError(f"{tool[0]} gives no answer within {TOOL_LIMIT} s")
     deadline = time.monotonic() + TOOL_LIMIT
     with (STATE / "devices").open() as lock:
         while True:

@@ -395,7 +395,7 @@ def test_a_tool_that_hangs_is_given_up_and_is_no_lost_device(devices: Devices, m
     devices.given("nvidia:1", "nvidia0")
     devices.tool("nvidia-smi", f"echo $$ >> {devices.dev}/asked; exec sleep 60")
     reason = devices.reason()
-    assert reason.startswith("nvidia-smi did not answer within 2 s;")
+    assert reason.startswith("nvidia-smi gives no answer within 2 s;")
     assert lost(reason) is None
     (pid,) = (devices.dev / "asked").read_text().split()
     assert not alive(int(pid))
