@@ -60,7 +60,7 @@ def test_the_url_is_told_alone_and_last(serve: Serve) -> None:
 
 
 def test_it_is_said_where_notebooks_stay(serve: Serve) -> None:
-    """The first note says that files in runs/notebooks ands and the rest of /workspace goes with the container."""
+    """The first note says that files in runs/notebooks are kept, and those directly in /workspace are lost."""
     noted, _ = serve(0, [])
     assert "files in runs/notebooks and" in noted[0]
     assert "directly in /workspace are lost with the container" in noted[0]
