@@ -208,7 +208,7 @@ def test_a_build_follows_the_settings_of_the_image_below_the_packages(
     ("labels", "warned"),
     [
         ({catalog.BASE_ID_LABEL: "id of mine:1"}, []),
-        ({catalog.BASE_ID_LABEL: "id of what it was"}, ["of an earlier mine:1; rebuild it with `labctl build`"]),
+        ({catalog.BASE_ID_LABEL: "id of what it was"}, ["on an earlier mine:1; rebuild it with `labctl build`"]),
     ],
 )
 def test_an_image_of_what_a_name_meant_earlier_is_said(
@@ -221,7 +221,7 @@ def test_an_image_of_what_a_name_meant_earlier_is_said(
     cluster = here(context, {})
     cast(EngineHere, cluster.engine).images |= {"mine:1": {}, cluster.image: labels}
     images.check_image(context, cluster)
-    assert [line.partition(" is ")[2] for line in messages] == warned
+    assert [line.partition(" was built ")[2] for line in messages] == warned
 
 
 def test_an_image_with_packages_is_judged_by_what_labctls_own_was_built_on(
