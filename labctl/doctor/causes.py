@@ -11,6 +11,7 @@ from labctl.backends.finding import Finding
 UP = "labctl up"
 _UNREACHED = ("LAB-SSH-001", "LAB-SSH-002", "LAB-NET-005", "LAB-NET-007", "LAB-NODE-006")
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
+    "LAB-MOUNT-002": ("LAB-HEALTH-001",),
     "LAB-NET-001": (*_UNREACHED, "LAB-NODE-003", "LAB-NET-004"),
     "LAB-KEY-001": ("LAB-SSH-001", "LAB-SSH-002", "LAB-KEY-002"),
     "LAB-KEY-002": ("LAB-SSH-001", "LAB-SSH-002"),

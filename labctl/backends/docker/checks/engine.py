@@ -305,8 +305,8 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
     elif ctx.observed.image is None and catalog.is_hashed(name) and name == ctx.settings.text("LAB_IMAGE"):
         yield error("LAB-IMAGE-001", absent, "nodes are created from it", catalog.how_to_get(name))
     elif ctx.observed.image is None and catalog.is_unknown(name):
-        near = nearest(name, map(catalog.tag, catalog.names()))
-        fix = ctx.set_setting("LAB_IMAGE", near) if near else ctx.unset_setting("LAB_IMAGE")
+        near = nearest(name.partition("/")[2], catalog.names(), cutoff=0.8)
+        fix = ctx.set_setting("LAB_IMAGE", catalog.tag(near)) if near else ctx.unset_setting("LAB_IMAGE")
         yield error("LAB-IMAGE-001", absent, "labctl builds no image of this name, and no registry has it", fix)
     elif ctx.observed.image is None and packages.is_own(name):
         yield warn("LAB-IMAGE-001", absent, "the first `labctl up` builds it", images.build_command(ctx.settings))

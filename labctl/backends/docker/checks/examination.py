@@ -187,7 +187,9 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
 
     def read_only_mount(self, path: str) -> str:
         """Return the mount point of a path on the host if it is mounted read-only; empty if not, or not known."""
-        target, _, options = self.script(ON_HOST, "mounted", path).strip().rpartition(" ")
+        # The last of several is on top of the others.
+        mounts = self.script(ON_HOST, "mounted", path).strip().splitlines()
+        target, _, options = (mounts or [""])[-1].rpartition(" ")
         return target.strip() if "ro" in options.split(",") else ""
 
     @property

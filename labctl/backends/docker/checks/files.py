@@ -17,6 +17,7 @@ from labctl.backends.docker.deploy import plan
 from labctl.backends.finding import LIMIT, Finding, error, ok, warn
 from labctl.config import override as overriding
 from labctl.errors import nearest
+from labctl.model import LAUNCHER
 from labctl.system import human, process
 from labctl.system.files import outdated, write_all
 
@@ -109,8 +110,10 @@ def keys(ctx: CheckContext) -> Iterator[Finding]:
         fix = f"sudo chown -R {os.getuid()}:{os.getgid()} {shlex.quote(str(lab.directory / '.lab'))}"
         yield error("LAB-KEY-001", summary, impact, fix)
         return
+    # Without the launcher's key all nodes count as missing theirs, which have been made for it.
+    absent = {LAUNCHER} if LAUNCHER in missing else missing
     for node in ctx.names:
-        if node in missing:
+        if node in absent:
             impact = "without it the node cannot be created or restarted"
             yield error("LAB-KEY-001", "private key not found", impact, UP, node=node, auto_fixable=True)
         elif node in unpinned:

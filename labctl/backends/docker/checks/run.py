@@ -295,8 +295,8 @@ def examine(
 ) -> tuple[Finding, ...]:
     """Run checks, all by default, each with its time limit; return findings in order. ConfigError for unknown nodes.
 
-    They run at once. On hosts that are ``lacking`` the lab's devices, checks that need them are not run. ``receive`` gets the findings of
-    each check when it has ended.
+    They run at once. On hosts that are ``lacking`` the lab's devices, checks that need them are not run. ``receive``
+    gets the findings of each check when it has ended.
     """
     from labctl.backends.docker.checks import engine
 
