@@ -95,9 +95,9 @@ def run_with_deadlines(
             take_ended()
         started.append((begin(work), time.monotonic() + seconds))
     while busy := _unfinished(started):
+        take_ended()
         first = min(end for future, end in started if future in busy)
         wait(busy, timeout=max(0.0, first - time.monotonic()), return_when=FIRST_COMPLETED)
-        take_ended()
     take_ended()
     return [results[number] for number in range(len(tasks))]
 

@@ -275,6 +275,15 @@ class FakeBackend:
     def port_users(self) -> tuple[HostPortUser, ...]:
         return ()
 
+    def foreign_containers(self, prefix: str, lab: str) -> tuple[str, ...]:  # noqa: ARG002
+        return ()
+
+    def foreign_network(self, name: str, lab: str) -> bool | None:  # noqa: ARG002
+        return None
+
+    def publishers(self, port: int) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
+        return ()
+
     def grants(self, lab: str, image: str, limits: tuple[tuple[str, int], ...]) -> bool:  # noqa: ARG002
         return True
 

@@ -62,8 +62,12 @@ class Engine(FakeBackend):
         return super().observe(lab, image, node=node)
 
     def image(self, image: str) -> dict[str, Any]:  # noqa: ARG002
-        """Return an image that was not built by labctl."""
-        return {"Config": {"Entrypoint": ["python3", foreign.PROGRAM]}}
+        """Return an image that was not built by labctl, for the engine's processor."""
+        return {"Config": {"Entrypoint": ["python3", foreign.PROGRAM]}, "Architecture": "amd64"}
+
+    def information(self) -> dict[str, Any]:
+        """Return the version and processor of the engine."""
+        return {"ServerVersion": "26.1.5", "Architecture": "x86_64"}
 
     def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
         """Return no labels."""

@@ -168,7 +168,6 @@ def proxies(ctx: CheckContext) -> Iterator[Finding]:
     for key, value in revealed.items():
         if not (reason := why_no_proxy_url(value)):
             yield ok("LAB-PROXY-001", f"{key} is set")
-            yield proxy_answers(ctx, key, value)
             continue
         summary, fix = f"{key} ({ctx.settings.origin(key)}) {reason}", ctx.unset_setting(key)
         yield warn("LAB-PROXY-001", summary, "builds and downloads fail, or bypass it", fix)
@@ -186,8 +185,16 @@ def proxies(ctx: CheckContext) -> Iterator[Finding]:
     yield warn("LAB-PROXY-002", summary, impact, fix)
 
 
+def proxies_answer(ctx: CheckContext) -> Iterator[Finding]:
+    """Yield, per valid proxy, ok if something listens at its address, else a warning."""
+    for key in ("HTTP_PROXY", "HTTPS_PROXY"):
+        secret = ctx.settings.secret(key)
+        if secret and not why_no_proxy_url(secret.reveal()):
+            yield proxy_answers(ctx, key, secret.reveal())
+
+
 def proxy_answers(ctx: CheckContext, key: str, value: str) -> Finding:
-    """Return ok if something listens at a proxy's address, else a warning with the host, not the password."""
+    """Return ok if something listens at a proxy's address, else a warning with its host, without its password."""
     parts = urlsplit(value if "//" in value else f"//{value}")
     place = (parts.hostname or "", parts.port or PROXY_PORTS.get(parts.scheme, 80))
     try:

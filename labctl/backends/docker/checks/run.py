@@ -86,6 +86,7 @@ CHECKS: tuple[Check, ...] = (
     Check("host.cache_space", engine=False, lab=False, machine=True),
     Check("host.run_space", "machine", engine=False, lab=False, stops="run"),
     Check("host.proxies", "machine", engine=False, lab=False, machine=True),
+    Check("host.proxies_answer", "machine", engine=False, lab=False, machine=True),
     Check("host.certificates", "machine", engine=False, lab=False),
     Check("devices.vendor_host", engine=False, machine=True),
     Check("devices.permissions", engine=False, stops="up", machine=True),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -18,18 +20,22 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 from support import builders
+from support.fake_backend import FakeBackend
 
 from labctl.accelerators import nvidia
-from labctl.backends.docker.checks import devices, engine, files, host, network, nodes, run
+from labctl.backends.docker.checks import conflicts, devices, engine, files, host, network, nodes, run
+from labctl.backends.docker.checks import examination as examining
 from labctl.backends.docker.checks.examination import CheckContext
 from labctl.backends.docker.checks.run import CHECKS, NODE_CHECKS, Check
 from labctl.backends.docker.compose import ssh_keys
 from labctl.backends.docker.daemon import DockerEngine
-from labctl.backends.docker.images import catalog
+from labctl.backends.docker.images import catalog, foreign
+from labctl.backends.docker.lab import cluster
 from labctl.backends.finding import Finding, ok
 from labctl.backends.state import ObservedState
 from labctl.cli.output import to_json
 from labctl.config import settings
+from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.model import Device, DeviceMapping, Lab, Mount
 from labctl.system import filelock, load
@@ -52,12 +58,17 @@ class Engine:
         self.variables: dict[str, str] = {}
         self.unused: tuple[tuple[str, str], ...] = ()
         self.no_network = ""
+        self.described: dict[str, Any] | None = None
+        self.foreign: tuple[str, ...] = ()
+        self.foreign_in_use: bool | None = None
+        self.published: tuple[tuple[str, str], ...] = ()
         now = time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", time.gmtime())
         defaults = {
             "ServerVersion": "26.1.5",
             "SystemTime": now,
             "DockerRootDir": "/nonexistent",
             "Runtimes": {"runc": {}},
+            "Architecture": "x86_64",
         }
         self.told = {**defaults, "CgroupDriver": "cgroupfs", **information}
 
@@ -72,6 +83,22 @@ class Engine:
     def exec(self, container: str, argv: tuple[str, ...], *, user: str, limit: float) -> CompletedProcess:  # noqa: ARG002
         """Return the planted exit code and output, whatever the program."""
         return CompletedProcess(argv, self.code, self.out, self.err)
+
+    def image(self, image: str) -> dict[str, Any] | None:  # noqa: ARG002
+        """Return the planted image, None if it does not exist."""
+        return self.described
+
+    def foreign_containers(self, prefix: str, lab: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the planted names of containers of others."""
+        return self.foreign
+
+    def foreign_network(self, name: str, lab: str) -> bool | None:  # noqa: ARG002
+        """Return if the planted network of others is in use, None if there is none."""
+        return self.foreign_in_use
+
+    def publishers(self, port: int) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
+        """Return the planted containers that publish a port."""
+        return self.published
 
     def image_labels(self, image: str) -> dict[str, str]:  # noqa: ARG002
         return self.labels
@@ -426,6 +453,184 @@ def test_what_only_a_build_needs_stops_only_a_lab_without_its_image(
     examination = examined(lab, env="LAB_CA_CERTIFICATES=/nonexistent/ca.crt\n", told=planted)
     (finding,) = host.certificates(examination)
     assert (finding.code, finding.level) == ("LAB-CA-001", level)
+
+
+def typed(examination: CheckContext, finding: Finding) -> None:
+    """Type the fix of a finding in the lab directory."""
+    subprocess.run(["bash", "-c", finding.fix], cwd=examination.lab.directory, check=True)
+
+
+def test_a_directory_of_labctl_s_that_is_a_file_stops_up_and_is_moved_away(
+    examined: Callable[..., CheckContext], tmp_path: Path
+) -> None:
+    """`runs` is a file: LAB-MOUNT-001, also of `up`; its fix, typed, mends it."""
+    (tmp_path / "runs").touch()
+    examination = examined(builders.lab(mounts=(Mount(source=str(tmp_path / "runs"), target="/workspace/runs"),)))
+    with pytest.raises(HostError, match="runs.* is not a directory"):
+        run.failing_hosts(examination, "up")
+    (finding,) = host.mounts(examination)
+    typed(examination, finding)
+    assert wrong(host.mounts(examination)) == []
+
+
+@pytest.mark.parametrize(
+    ("mounts", "fix"),
+    [
+        ("/ rw,relatime\n/mnt/the cache ro,relatime\n", "mount -o remount,rw '/mnt/the cache'"),
+        ("/ rw,relatime\n", "chown"),
+        ("", "chown"),
+    ],
+)
+def test_a_mount_that_is_read_only_is_mounted_anew_and_another_gets_its_owner(
+    examined: Callable[..., CheckContext],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mounts: str,
+    fix: str,
+) -> None:
+    """A mount that is not writable: its fix remounts it if findmnt says `ro` of it, else it changes the owner."""
+    mount = Mount(source=str(tmp_path), target="/workspace/.cache")
+    closed = "status() { echo '0 0 41ed r'; }\n"
+    planted = f"{closed}mounted() {{ printf '{mounts}'; }}\n\"$@\"\n"
+    monkeypatch.setattr(examining, "ON_HOST", planted)
+    (finding,) = host.mounts(examined(builders.lab(mounts=(mount,))))
+    assert (finding.code, fix in finding.fix) == ("LAB-MOUNT-002", True)
+    assert ("read-only" in finding.summary) == ("remount" in fix)
+
+
+@pytest.mark.parametrize(
+    ("said", "codes"),
+    [("9999999 4096 500 90000", ["LAB-DISK-003"]), ("9999999 4096 5000 90000", []), ("9999999 4096 0 0", [])],
+)
+def test_a_disk_without_inodes_stops_a_run(
+    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch, said: str, codes: list[str]
+) -> None:
+    """Fewer than 1000 free inodes are LAB-DISK-003; a file system without a limit of files is well."""
+    monkeypatch.setattr(examining, "ON_HOST", f"echo {said}\n")
+    assert wrong(host.run_space(examined())) == codes
+
+
+def test_a_proxy_that_does_not_answer_is_told_of_without_its_password(examined: Callable[..., CheckContext]) -> None:
+    """A proxy at a port on which nothing listens is LAB-PROXY-003; one that accepts connections is ok."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        examination = examined(env=f"HTTP_PROXY=http://me:secret@127.0.0.1:{server.getsockname()[1]}\n")
+        assert wrong(host.proxies_answer(examination)) == []
+    (finding,) = host.proxies_answer(examination)
+    assert (finding.code, "secret" in finding.summary) == ("LAB-PROXY-003", False)
+    typed(examination, finding)
+    assert "PROXY" not in (examination.lab.directory / ".env").read_text()
+
+
+# --- names and ports ---------------------------------------------------------------------------------------------
+
+
+def test_a_container_of_others_with_a_node_s_name_stops_up(examined: Callable[..., CheckContext]) -> None:
+    """A foreign container has worker-1's name: LAB-NAME-002 of it, with `docker rename`; other names are well."""
+    planted = Engine()
+    planted.foreign = ("labctl-demo-worker-1-1", "labctl-demo-other-1")
+    (finding,) = conflicts.names(examined(told=planted))
+    assert (finding.code, finding.node) == ("LAB-NAME-002", "worker-1")
+    assert finding.fix == "docker rename labctl-demo-worker-1-1 labctl-demo-worker-1-1-other"
+    assert any(check.function == "conflicts.names" and check.stops == "compose up" for check in CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("in_use", "fix"), [(False, "docker network rm labctl-demo"), (True, "printf '\\n%s\\n' LAB_NAME=demo-2 >> .env")]
+)
+def test_a_network_of_others_is_removed_only_if_nobody_uses_it(
+    examined: Callable[..., CheckContext], in_use: bool, fix: str
+) -> None:
+    """A foreign network with the lab's name is LAB-NAME-002; one in use is left, and the lab gets another name."""
+    planted = Engine()
+    planted.foreign_in_use = in_use
+    (finding,) = conflicts.names(examined(told=planted))
+    assert (finding.code, finding.fix) == ("LAB-NAME-002", fix)
+
+
+def test_a_port_that_another_program_has_stops_up_and_is_replaced(examined: Callable[..., CheckContext]) -> None:
+    """A port of LAB_PORTS with a listener is LAB-PORT-004; the fix replaces only it, and the next check passes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ports = (("127.0.0.1", port, 80),)
+        examination = examined(builders.lab(ports=ports), env=f'LAB_PORTS="{port}:80 0.0.0.0:9001:9000"\n')
+        (finding,) = conflicts.published_ports(examination)
+        assert (finding.code, f"port {port} of 127.0.0.1" in finding.summary) == ("LAB-PORT-004", True)
+        typed(examination, finding)
+    replaced = settings.load(examination.lab.directory, {}, {}).text("LAB_PORTS").split()
+    assert replaced[1] == "0.0.0.0:9001:9000"
+    assert int(replaced[0].split(":")[1]) > port
+    assert wrong(conflicts.published_ports(examination)) == []
+
+
+@pytest.mark.parametrize(
+    ("published", "codes"), [((("web", ""),), ["LAB-PORT-004"]), ((("labctl-demo-launcher-1", "demo"),), [])]
+)
+def test_a_port_that_a_container_publishes_is_the_lab_s_or_in_use(
+    examined: Callable[..., CheckContext], published: tuple[tuple[str, str], ...], codes: list[str]
+) -> None:
+    """A port that another container publishes is LAB-PORT-004, and well if the lab's launcher does."""
+
+    class Publishing(Engine):
+        """An engine with a container that publishes port 9001."""
+
+        def publishers(self, port: int) -> tuple[tuple[str, str], ...]:
+            return published if port == 9001 else ()
+
+    of = builders.lab(ports=(("127.0.0.1", 9001, 9001),))
+    assert wrong(conflicts.published_ports(examined(of, env="LAB_PORTS=9001\n", told=Publishing()))) == codes
+
+
+def test_an_address_that_the_host_has_not_is_replaced(examined: Callable[..., CheckContext]) -> None:
+    """LAB_PORTS with an address of documentation is LAB-PORT-004, and its fix publishes on 127.0.0.1."""
+    of = builders.lab(ports=(("192.0.2.1", 9001, 80),))
+    (finding,) = conflicts.published_ports(examined(of, env="LAB_PORTS=192.0.2.1:9001:80\n"))
+    assert "has no address 192.0.2.1" in finding.summary
+    assert "LAB_PORTS=127.0.0.1:90" in finding.fix
+
+
+# --- the lab's files -----------------------------------------------------------------------------------------
+
+
+def test_a_workload_that_cannot_be_read_is_named_with_its_line(
+    examined: Callable[..., CheckContext], tmp_path: Path
+) -> None:
+    """A tab and a missing script in workload.yml are LAB-WORKLOAD-001, each with file, line and an editor."""
+    for name, text in {"tab": "launcher: x\n\ty: z\n", "gone": "description: d\nscript: no.py\n"}.items():
+        (tmp_path / "workloads" / name).mkdir(parents=True)
+        (tmp_path / "workloads" / name / "workload.yml").write_text(text)
+    findings = list(files.workloads(examined()))
+    assert [finding.code for finding in findings] == ["LAB-WORKLOAD-001"] * 2
+    assert findings[1].fix == "${EDITOR:-vi} +2 workloads/tab/workload.yml"
+
+
+def test_a_lab_whose_workloads_can_be_read_is_well(examined: Callable[..., CheckContext], tmp_path: Path) -> None:
+    """Those that labctl ships are ok."""
+    (tmp_path / "workloads").symlink_to(ROOT / "workloads")
+    assert wrong(files.workloads(examined())) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ("services.worker-1 Additional property enviroment is not allowed", "s/\\benviroment:/environment:/"),
+        ("services.worker-1 additional properties 'volums' not allowed", "s/\\bvolums:/volumes:/"),
+        ("services.worker-1.ports must be a list", "${EDITOR:-vi} compose.override.yml"),
+    ],
+)
+def test_an_override_that_compose_refuses_stops_up(
+    examined: Callable[..., CheckContext], speaks: Callable[..., None], message: str, fix: str
+) -> None:
+    """LAB-FILES-002 has compose's words without labctl's file, and corrects a misspelt key; without a file nothing."""
+    speaks(f"validating /tmp/x/.lab/nodes/worker-1/override.yml: {message.replace(chr(39), '')}", 15)
+    of = replace(builders.lab(), override=(("worker-1", '{"x": 1}'),))
+    (finding,) = files.override(examined(of))
+    assert (finding.code, finding.summary.startswith("compose.override.yml: services.worker-1")) == (
+        "LAB-FILES-002",
+        True,
+    )
+    assert fix in finding.fix
+    assert list(files.override(examined())) == []
+    assert any(check.function == "files.override" and check.stops == "compose up" for check in CHECKS)
 
 
 # --- the engine ----------------------------------------------------------------------------------------------
@@ -933,6 +1138,173 @@ def test_a_login_is_judged_by_what_the_launcher_says_of_it(
 ) -> None:
     """A slow or silent link is LAB-NET-005, a failed login LAB-SSH-001, a changed host key LAB-SSH-002."""
     assert wrong(nodes.link(examined(), builders.container("worker-0"), answer)) == codes
+
+
+@pytest.mark.parametrize(
+    ("free", "running", "codes"), [(1 << 30, False, []), (1 << 20, False, ["LAB-SHM-002"]), (0, True, [])]
+)
+def test_shared_memory_that_is_full_is_told_of_unless_a_run_uses_it(
+    examined: Callable[..., CheckContext], free: int, running: bool, codes: list[str]
+) -> None:
+    """/dev/shm with less than a tenth free is LAB-SHM-002 and restarts the node, but not during a run."""
+    examination = examined()
+    examination.__dict__["run_active"] = running
+    findings = list(nodes.shared_memory(examination, builders.container("worker-0"), free, 8 << 30))
+    assert wrong(iter(findings)) == codes
+    assert all("docker restart" in finding.fix for finding in findings if finding.level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "words"),
+    [
+        ("exited", 137, "has stopped (exit code 137, killed)"),
+        ("exited", 0, "has stopped (exit code 0)"),
+        ("created", None, "was created, but has not started"),
+        ("restarting", None, "restarts again and again"),
+    ],
+)
+def test_a_container_that_does_not_run_is_told_of_in_words(state: str, exit_code: int | None, words: str) -> None:
+    """The states of Docker are named in plain English, with the exit code."""
+    assert nodes.not_running(builders.container("worker-0", state=state, exit_code=exit_code)) == words
+
+
+# --- what the image and the docker command are ---------------------------------------------------------------
+
+
+def node_image(architecture: str = "amd64", **config: Any) -> dict[str, Any]:
+    """Return an image of a node as inspected."""
+    entrypoint = {"Entrypoint": ["python3", foreign.PROGRAM]}
+    return {"Id": "sha256:1", "Architecture": architecture, "Config": {**entrypoint, **config}}
+
+
+@pytest.mark.parametrize(
+    ("image", "described", "codes", "fix"),
+    [
+        ("labctl/cpu", node_image(), [], ""),
+        ("labctl/cpu", None, [], ""),
+        ("acme/torch:2", node_image(Entrypoint=None), ["LAB-IMAGE-005"], "labctl build --from acme/torch:2 && "),
+        ("acme/torch:2", node_image("arm64"), ["LAB-IMAGE-006"], "docker pull --platform linux/amd64 acme/torch:2"),
+        ("labctl/cpu", node_image("arm64"), ["LAB-IMAGE-006"], "labctl build"),
+    ],
+)
+def test_an_image_that_up_refuses_is_told_of_with_what_makes_it_fit(
+    examined: Callable[..., CheckContext], image: str, described: dict[str, Any] | None, codes: list[str], fix: str
+) -> None:
+    """An image without labctl's entrypoint is LAB-IMAGE-005, one for another processor LAB-IMAGE-006."""
+    planted = Engine()
+    planted.described = described
+    findings = list(engine.image_fit(examined(replace(builders.lab(), image=image), told=planted, LAB_IMAGE=image)))
+    assert wrong(iter(findings)) == codes
+    assert all(finding.fix.startswith(fix) for finding in findings if finding.level != "ok")
+
+
+@pytest.mark.parametrize(
+    ("image", "fix"),
+    [
+        ("labctl/horovodd", "sed -i '/^LAB_IMAGE=/c LAB_IMAGE=labctl/horovod' .env"),
+        ("labctl/nosuch", "sed -i '/^LAB_IMAGE=/d' .env"),
+    ],
+)
+def test_an_image_of_labctl_s_that_no_registry_has_is_not_pulled(
+    examined: Callable[..., CheckContext], image: str, fix: str
+) -> None:
+    """An unknown name below labctl/ is LAB-IMAGE-001; the fix takes the nearest that labctl builds, or unsets it."""
+    (finding,) = engine.image(examined(replace(builders.lab(), image=image), env=f"LAB_IMAGE={image}\n"))
+    assert (finding.level, finding.code, finding.fix) == ("error", "LAB-IMAGE-001", fix)
+
+
+def docker_home(path: Path, chosen: str, address: str) -> None:
+    """Write a docker configuration that chooses a context, and the context if it has an address."""
+    meta = path / ".docker/contexts/meta" / hashlib.sha256(chosen.encode()).hexdigest() / "meta.json"
+    meta.parent.mkdir(parents=True)
+    (path / ".docker/config.json").write_text(json.dumps({"currentContext": chosen}))
+    if address:
+        meta.write_text(json.dumps({"Endpoints": {"docker": {"Host": address}}}))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "address", "environ", "summary", "fix"),
+    [
+        ("default", "", {}, "", ""),
+        ("there", "ssh://there", {}, "is the engine at ssh://there", "docker context use default"),
+        ("there", "", {}, "does not exist", "docker context use default"),
+        ("there", "ssh://there", {"DOCKER_HOST": "unix:///x"}, "", ""),
+        ("here", "unix:///var/run/docker.sock", {}, "", ""),
+        ("default", "", {"DOCKER_CONTEXT": "there"}, "does not exist", "unset DOCKER_CONTEXT"),
+    ],
+)
+def test_a_docker_context_of_another_engine_is_told_of(
+    examined: Callable[..., CheckContext],
+    tmp_path: Path,
+    chosen: str,
+    address: str,
+    environ: dict[str, str],
+    summary: str,
+    fix: str,
+) -> None:
+    """The docker command's context leads to another engine, or does not exist: LAB-ENGINE-006."""
+    docker_home(tmp_path, chosen, address)
+    (finding,) = engine.docker_context(replace(examined(), environ=environ))
+    assert (finding.level == "ok", summary in finding.summary, finding.fix) == (not fix, True, fix)
+
+
+@pytest.mark.parametrize(
+    ("options", "codes"),
+    [
+        (["name=seccomp,profile=builtin"], []),
+        (["name=rootless"], ["LAB-ENGINE-007"]),
+        (["name=userns"], ["LAB-ENGINE-007"]),
+    ],
+)
+def test_an_engine_that_maps_users_is_told_of(
+    examined: Callable[..., CheckContext], options: list[str], codes: list[str]
+) -> None:
+    """A rootless engine and one with userns-remap are LAB-ENGINE-007."""
+    assert wrong(engine.user_mapping(examined(told=Engine(SecurityOptions=options)))) == codes
+
+
+# --- findings as they come, and a machine without a lab ------------------------------------------------------
+
+
+def test_findings_are_passed_on_as_checks_end(
+    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The findings of a quick check are received while an earlier, slow one waits for that; the order is kept."""
+    received: list[str] = []
+    quick = threading.Event()
+
+    def slow(_: CheckContext) -> Iterator[Finding]:
+        """Wait until the quick check's finding was received."""
+        assert quick.wait(10)
+        yield ok("LAB-HOST-001", "slow")
+
+    def receive(findings: Sequence[Finding]) -> None:
+        """Keep the summaries, and let the slow check go on after the quick one's."""
+        received.extend(finding.summary for finding in findings)
+        if "quick" in received:
+            quick.set()
+
+    monkeypatch.setattr(host, "cores", slow)
+    monkeypatch.setattr(host, "memory", lambda _: iter([ok("LAB-HOST-003", "quick")]))
+    checks = (Check("host.cores"), Check("host.memory"))
+    findings = run.examine(examined(), checks=checks, receive=receive)
+    assert received == ["quick", "slow"]
+    assert [finding.summary for finding in findings] == ["slow", "quick"]
+
+
+def test_a_machine_is_examined_without_a_lab_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside a lab the checks of the machine run, none of the lab; the directory stays empty."""
+    monkeypatch.setattr(cluster, "backend_here", lambda _: FakeBackend(ObservedState()))
+    monkeypatch.setattr(
+        run, "CHECKS", tuple(check for check in CHECKS if check.function in {"host.cores", "files.lab_name"})
+    )
+    context = Context(directory=tmp_path, environ={"HOME": str(tmp_path)}, emit=lambda _: None, flags={})
+    assert [finding.code for finding in run.of_machine(context)] == ["LAB-HOST-001"]
+    assert list(tmp_path.iterdir()) == []
+    of_lab = {"files.lab_name", "nodes.states", "engine.image", "conflicts.names", "nodes.ssh"}
+    assert not of_lab & {check.function for check in CHECKS if check.machine}
 
 
 # --- the list of codes ---------------------------------------------------------------------------------------
