@@ -88,6 +88,10 @@ class Container(Struct, frozen=True, kw_only=True):
     """Exit code of a container that has stopped; None if it runs or has never started."""
     fingerprint: str
     image: str
+    image_name: str = ""
+    """Name of its image; the id if that name is of another image now."""
+    created: float = 0
+    """Time of its creation, in seconds since 1970; 0 if unknown."""
     directory: str
     owner: str = ""
     """User that created it, as ``user@machine``."""

@@ -11,14 +11,17 @@ import typer
 from labctl import flows, model
 from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answer_plan, answering, confirmation, context
-from labctl.cli.output import Output, table
+from labctl.cli.output import Output, fitted, width_of_stdout
 from labctl.errors import ConfigError, HostError
+from labctl.system import human
 
 if TYPE_CHECKING:
-    from labctl.backends.status import LabStatus
+    from labctl.backends.status import LabStatus, NodeStatus
 
 HEALTH = {"unhealthy": "UNHEALTHY", "starting": "just started"}
-"""Text per health status of Docker: nodes that `up` has reached are `starting` until their first health check."""
+"""Text per health status of Docker: `starting` until the first health check."""
+LEAST = ("SLOTS", "IMAGE", "DEVICES")
+"""Columns that a narrow terminal does not show, in their order."""
 
 
 def render_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
@@ -152,7 +155,7 @@ def clean_command(directory: Directory = HERE, setting: Setting = None, json: Js
 
 def answer_status(output: Output, status: LabStatus, *, verbose: bool = False) -> None:
     """Print a lab's status, ``verbose`` with each node's fitness; exit with an error if a host does not answer."""
-    text = status_text(status)
+    text = status_text(status, width_of_stdout())
     if verbose:
         text += "".join(f"\n{node.name}: {node.fitness}" for node in status.nodes if node.fitness)
     output.answer(status, text)
@@ -160,17 +163,44 @@ def answer_status(output: Output, status: LabStatus, *, verbose: bool = False) -
         sys.exit(HostError.exit_code)
 
 
-def status_text(status: LabStatus) -> str:
-    """Render a lab's state, a table of its nodes, reasons of nodes, and the hosts that do not answer."""
-    several = any(node.host != model.HERE for node in status.nodes)
-    columns = ("NODE", *(("HOST",) if several else ()), "ROLE", "STATE", "HEALTH", "SLOTS")
-    rows = []
-    for node in status.nodes:
-        health = HEALTH.get(node.health or "", node.health or "-")
-        host = (node.host,) if several else ()
-        rows.append((node.name, *host, node.role, node.state, health, node.slots or "-"))
-    lines = [f"lab {status.lab}: {status.state}", table(columns, rows) if rows else "no nodes"]
+def status_text(status: LabStatus, width: int = 0) -> str:
+    """Render a lab's state, its nodes in ``width`` columns, 0 for all, reasons, a hint, and silent hosts."""
+    state = f"{status.state}, out of date: {status.out_of_date}" if status.out_of_date else status.state
+    lines = [f"lab {status.lab}: {state}"]
+    if status.nodes:
+        lines.append(fitted(node_columns(status), width, LEAST))
     lines += [f"{node.name}: {node.reason}" for node in status.nodes if node.state != "unreachable" and node.reason]
+    if status.hint:
+        lines.append(f"hint: {status.hint}")
     for failure in status.unreachable:
         lines += [failure.message, f"  hint: {failure.hint}"]
     return "\n".join(lines)
+
+
+def node_columns(status: LabStatus) -> dict[str, list[str]]:
+    """Return the cells of a lab's nodes by the head of their column; hosts only if there are several."""
+    several = any(node.host != model.HERE for node in status.nodes)
+    short = {run.run_id: run.short_id for run in status.runs}
+    return {
+        "NODE": [node.name for node in status.nodes],
+        "HOST": [node.host if several else "" for node in status.nodes],
+        "STATE": [node.state for node in status.nodes],
+        "HEALTH": list(map(health, status.nodes)),
+        "SLOTS": [str(node.slots or "") for node in status.nodes],
+        "DEVICES": [", ".join(node.devices) for node in status.nodes],
+        "AGE": ["" if node.age is None else human.age(node.age) for node in status.nodes],
+        "IMAGE": [shown_image(node.image) for node in status.nodes],
+        "RUN": [short.get(node.run, "") for node in status.nodes],
+    }
+
+
+def health(node: NodeStatus) -> str:
+    """Render a node's health; until its first health check, that the launcher reaches it."""
+    return (
+        "reachable" if node.reached and node.health == "starting" else HEALTH.get(node.health or "", node.health or "")
+    )
+
+
+def shown_image(image: str) -> str:
+    """Return the name of an image, or its id as `docker ps` shows it."""
+    return image.removeprefix("sha256:")[:12] if image.startswith("sha256:") else image

@@ -40,6 +40,7 @@ from labctl.model import COMPLETED, Project, Result
 from labctl.system import human
 
 if TYPE_CHECKING:
+    from labctl.config.context import Context
     from labctl.jobs.request import RunOptions
     from labctl.records.store import RunList, RunSummary
     from labctl.runs.spread import RepeatedRuns, Spread

@@ -42,8 +42,10 @@ def status(backend: Backend) -> LabStatus:
     """Return the status of the lab with the states of its latest runs."""
     runs, now = judge.states(backend, LISTED), backend.status()
     ages = health.ages(backend.context.directory, {node.name: node.host for node in now.nodes}, time.time())
-    nodes = tuple(replace(node, fitness=ages.get(node.name, "")) for node in now.nodes)
-    return replace(now, nodes=nodes, runs=tuple(RunState(run.run_id, run.state) for run in runs))
+    latest = {node: run.run_id for run in reversed(runs) if run.state == "running" for node in run.nodes}
+    nodes = (replace(node, fitness=ages.get(node.name, ""), run=latest.get(node.name, "")) for node in now.nodes)
+    states = (RunState(run.run_id, run.state, run.short_id, run.nodes) for run in runs)
+    return replace(now, nodes=tuple(nodes), runs=tuple(states))
 
 
 def take_down(

@@ -21,7 +21,7 @@ from labctl.backends.plan import Plan, carry_out
 from labctl.backends.state import ObservedState
 from labctl.config.context import Context
 from labctl.config.settings import Settings
-from labctl.errors import Failures, HostError, raise_all
+from labctl.errors import Failures, HostError, LabError, raise_all
 from labctl.model import HERE, LAUNCHER, Cache, Hang, Job, Lab, Result, Workload
 from labctl.records import pace, store
 from labctl.records.active import ActiveRun, Run
@@ -102,6 +102,8 @@ class DockerBackend:
         self._lab: Lab | None = None
         self._observed: ObservedState | None = None
         """State of the containers; None if it was not observed, or changed since."""
+        self._reached: Collection[str] | None = None
+        """Workers that `up` has reached over ssh; None if it has not run."""
         self._early: EarlyReach | None = None
         self._losses: Losses | None = None
         self._standbys: dict[str, Standby] = {}
@@ -137,9 +139,25 @@ class DockerBackend:
 
     def status(self) -> LabStatus:
         """Return the state of the containers; hosts that do not answer are named in it."""
+        from labctl.backends.docker.deploy import readiness
         from labctl.backends.docker.lab.status import status_of
 
-        return status_of(self.context, self.cluster, self._observed)
+        status = status_of(self.context, self.cluster, self._observed, self._reached)
+        out_of_date = self._out_of_date() if status.nodes else ""
+        hint = readiness.up_command(self.context.flags) if out_of_date or status.state in ("down", "partial") else ""
+        return replace(status, out_of_date=out_of_date, hint=hint)
+
+    def _out_of_date(self) -> str:
+        """Return why `up` would change containers for settings that changed since; empty if it would not."""
+        from labctl.backends.docker.deploy import applied, readiness
+
+        changed = applied.changed(self.context.directory, self.settings)
+        if not changed:
+            return ""
+        # A lab that cannot be made from the present settings has no reason to name.
+        with suppress(LabError):
+            return readiness.out_of_date(self.cluster, self.lab(), changed)
+        return ""
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:  # noqa: ARG002
         """Return no nodes: those of silent hosts are not in the lab, and a run reports one that is lost later."""
@@ -247,6 +265,7 @@ class DockerBackend:
             failed = carry_out(plan.steps, deployment, plan.failed)
             self._observed = None if changes else self._observed
             raise_all(failed)
+        self._reached = frozenset(node.name for node in lab.nodes)
         self.context.keep_image(self.settings)
 
     def _seen(self) -> ObservedState:

@@ -57,6 +57,8 @@ def container_of(listed: dict[str, Any], host: str) -> Container:
         exit_code=int(ended[1]) if ended else None,
         fingerprint=labels.get("labctl.config-hash", ""),
         image=listed["ImageID"],
+        image_name=listed.get("Image", ""),
+        created=listed.get("Created", 0),
         directory=labels.get("labctl.directory", ""),
         owner=labels.get("labctl.owner", ""),
         devices=tuple(filter(None, labels.get("labctl.devices", "").split(","))),

@@ -40,7 +40,9 @@ def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget
             on = "" if container.host == model.HERE else f"on {container.host}: "
             raise HostError(f"{node} is paused", hint=f"{on}docker unpause {container.name}", node=node)
         if container.state != "running":
-            raise HostError(f"{node} is {container.state}", hint=f"labctl logs {node}; labctl up", node=node)
+            raise HostError(
+                f"{node} is not running ({container.state})", hint=f"labctl logs {node}; labctl up", node=node
+            )
         sent = connected.sent.get(container.host)
         yield session.ExecTarget(
             engine=connected.engine,

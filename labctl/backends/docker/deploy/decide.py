@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labctl.accelerators import leases
 from labctl.backends.docker.compose import render
-from labctl.backends.docker.deploy import drift, images, ledger, plan, preflight, provision
+from labctl.backends.docker.deploy import applied, drift, images, ledger, plan, preflight, provision
 from labctl.backends.docker.lab import capabilities
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.plan import Plan
@@ -22,7 +22,8 @@ def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) ->
     capabilities.require_files(lab)
     leases.require_free(lab)
     rendered = render.render(lab)
-    local, changed = provision.plan_local(lab, rendered, observed.on(HERE).image)
+    kept = applied.file(context.directory, cluster.settings)
+    local, changed = provision.plan_local(lab, rendered, observed.on(HERE).image, kept)
     drifted, silent = drift.find(lab, cluster.connections, changed, cluster.failed)
     failed = {**cluster.failed, **silent}
     steps = plan.up(

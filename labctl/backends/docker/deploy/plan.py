@@ -24,6 +24,9 @@ from labctl.backends.plan import HostStep, Plan, Step
 from labctl.backends.state import Container, ObservedState, altered, lost
 from labctl.model import HERE, File, Host, Lab
 
+CHANGED = "configuration changed"
+"""Reason of a container that was made from another compose file."""
+
 
 def up(
     lab: Lab,
@@ -128,7 +131,7 @@ def why_not_current(container: Container | None, fingerprint: str, image: str | 
     if container.image != image:
         return "image changed"
     if container.fingerprint != fingerprint:
-        return "configuration changed"
+        return CHANGED
     return altered(container) or None
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from labctl import accelerators, launchers, model, naming
 from labctl.backends.docker import agent
 from labctl.backends.docker.compose import render
-from labctl.backends.docker.deploy import images, plan, preflight
+from labctl.backends.docker.deploy import applied, images, plan, preflight
 from labctl.backends.docker.engine import Engine, connection_to
 from labctl.backends.docker.hosts import facts as survey
 from labctl.backends.docker.images import catalog
@@ -28,7 +28,7 @@ from labctl.model import Job, Lab, Result, Workload
 from labctl.records import store
 from labctl.records.active import ActiveRun, in_use, in_use_text
 from labctl.records.left import out_of_reach
-from labctl.system import hostdump, routing
+from labctl.system import hostdump, human, routing
 
 
 def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
@@ -87,7 +87,8 @@ def require_ready(
             images.require_buildable(cluster)
         context.warn(f"lab {lab.name} {_state(lacking)}, so its launcher was not asked for programs and inputs")
         return
-    require_up(lab, job, observed, lacking, context.flags)
+    changed = applied.changed(context.directory, cluster.settings)
+    require_up(lab, job, observed, named(lacking, changed), context.flags)
     require_inputs(lab, job, cluster.engine)
     if launcher:
         require_program(lab, job, cluster.engine)
@@ -96,6 +97,25 @@ def require_ready(
 def _state(lacking: list[tuple[str, str]]) -> str:
     """Return ``is out of date`` if the first lacking container changed in image or settings, else ``is not up``."""
     return "is out of date" if " changed" in lacking[0][1] else "is not up"
+
+
+def named(lacking: list[tuple[str, str]], changed: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return the containers that are not current, with the changed settings as reason, if they are known."""
+    reason = f"{human.listed(changed)} changed"
+    return [(name, reason if changed and why == plan.CHANGED else why) for name, why in lacking]
+
+
+def out_of_date(cluster: Cluster, lab: Lab, changed: tuple[str, ...]) -> str:
+    """Return the reason of the first container that was made from other settings; empty if there is none."""
+    observed = cluster.engine.observe(lab.name, cluster.image)
+    reasons = (why for _, why in named(not_up(lab, lab.containers, observed), changed))
+    return next((why for why in reasons if " changed" in why), "")
+
+
+def up_command(flags: Mapping[str, str]) -> str:
+    """Return the `labctl up` to type, with the overrides without which it would leave the lab as it is."""
+    overrides = (f"-s {key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
+    return " ".join(("labctl up", *overrides))
 
 
 def require_up(
@@ -115,9 +135,7 @@ def require_current(lab: Lab, lacking: list[tuple[str, str]], flags: Mapping[str
         name, why = lacking[0]
         expected = f" (wanted: {lab.image})" if why == "image changed" else ""
         message = f"lab {lab.name} {_state(lacking)}: {name}: {why}{expected}"
-        # Without these overrides `up` would leave the lab as it is.
-        overrides = (f"-s {key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
-        raise HostError(message, hint=" ".join(("labctl up", *overrides)), node=name)
+        raise HostError(message, hint=up_command(flags), node=name)
 
 
 def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Workload) -> None:
@@ -126,7 +144,8 @@ def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Wor
     lacking = not_up(lab, (model.LAUNCHER,), observed)
     if lacking and workload.has_own_image:
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), None)
-    require_current(lab, lacking, context.flags)
+    changed = applied.changed(context.directory, cluster.settings)
+    require_current(lab, named(lacking, changed), context.flags)
 
 
 def require_program(lab: Lab, job: Job, engine: Engine) -> None:

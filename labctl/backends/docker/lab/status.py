@@ -2,48 +2,81 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
+from itertools import islice
+
 from msgspec.structs import replace
 
 from labctl import model
+from labctl.backends import spec
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.owner import owner
 from labctl.backends.state import Container, ObservedState, altered, elsewhere
 from labctl.backends.status import LabStatus, NodeStatus
 from labctl.config.context import Context
+from labctl.errors import LabError
 from labctl.model import HostFailure
 
 
-def status_of(context: Context, cluster: Cluster, observed: ObservedState | None = None) -> LabStatus:
-    """Return the lab's state and nodes, also those on silent hosts as unreachable; warn of another's lab.
+def status_of(
+    context: Context, cluster: Cluster, observed: ObservedState | None = None, reached: Collection[str] | None = None
+) -> LabStatus:
+    """Return the lab's state and nodes, also missing ones and those on silent hosts; warn of another's lab.
 
-    ``observed`` is the engines' state if it was read just before.
+    ``observed`` is the engines' state if it was read just before, and ``reached`` are the workers that the launcher
+    has just reached over ssh.
     """
     name = cluster.settings.text("LAB_NAME")
     observed = observed or cluster.engine.observe(name)
     observed = own_containers(context, observed, owner())
     silent = {**cluster.failed, **dict(observed.silent)}
-    nodes = list(map(_node_status, observed.containers))
-    nodes += [
-        NodeStatus(
-            name=node,
-            role="launcher" if node == model.LAUNCHER else "worker",
-            host=host,
-            state="unreachable",
-            reason=silent[host].message,
-        )
-        for node, host in cluster.placement.items()
-        if host in silent
-    ]
-    place = {node: number for number, node in enumerate(cluster.placement)}
+    reached = reachable(cluster, observed) if reached is None else reached
+    nodes = [_node_status(container, reached) for container in observed.containers]
+    expected = expected_nodes(cluster, {node.name for node in nodes})
+    for node, host in expected.items():
+        if host in silent:
+            nodes.append(absent(node, host, "unreachable", silent[host].message))
+        elif observed.containers and not observed.container(node):
+            nodes.append(absent(node, host, "missing"))
+    place = {node: number for number, node in enumerate(expected)}
     return LabStatus(
         lab=name,
-        state=_lab_state(observed.containers, set(cluster.placement), is_complete=not silent),
+        state=_lab_state(observed.containers, set(expected), is_complete=not silent),
         nodes=tuple(sorted(nodes, key=lambda node: place.get(node.name, len(place)))),
         unreachable=tuple(HostFailure(host, error.message, error.hint) for host, error in silent.items()),
     )
 
 
-def _node_status(container: Container) -> NodeStatus:
+def reachable(cluster: Cluster, observed: ObservedState) -> frozenset[str]:
+    """Return the workers that the launcher reaches over ssh; asked only if one awaits its first health check."""
+    if not any(container.health == "starting" for container in observed.containers):
+        return frozenset()
+    early = cluster.begin_reach(observed)
+    return frozenset(node for node in early.nodes if early.passed((node,))) if early else frozenset()
+
+
+def expected_nodes(cluster: Cluster, found: Collection[str]) -> dict[str, str]:
+    """Return the containers that the lab is to have, with their hosts; ``found`` are those that it has."""
+    placement = cluster.placement
+    is_decided = cluster.network == "host" or cluster.settings.number("LAB_NODES")
+    if is_decided or set(found) == set(placement):
+        return placement
+    # The number depends on the host's devices, which are read only now.
+    try:
+        count = spec.usual_nodes(cluster.settings, cluster.accelerator, cluster.hosts[0])
+    except LabError:
+        return placement
+    return dict(islice(placement.items(), 1 + count))
+
+
+def absent(node: str, host: str, state: str, reason: str = "") -> NodeStatus:
+    """Return the status of a node without a container that could be looked at."""
+    role = "launcher" if node == model.LAUNCHER else "worker"
+    return NodeStatus(name=node, role=role, host=host, state=state, reason=reason)
+
+
+def _node_status(container: Container, reached: Collection[str]) -> NodeStatus:
     """Return the status of a container, with the reason of its state, or that it was changed by hand."""
     return NodeStatus(
         name=container.node,
@@ -51,9 +84,12 @@ def _node_status(container: Container) -> NodeStatus:
         host=container.host,
         state=container.state,
         health=container.health,
+        reached=container.node in reached,
         reason=container.reason or altered(container),
         slots=container.slots,
         devices=tuple(container.devices),
+        age=max(0.0, time.time() - container.created) if container.created else None,
+        image=container.image_name,
     )
 
 
