@@ -40,6 +40,8 @@ class HostDevices(Struct, frozen=True, kw_only=True):
     devices: tuple[DetectedDevice, ...]
     drivers: Mapping[str, str]
     groups: tuple[int, ...]
+    group_names: Mapping[str, int] = {}
+    """Names of these groups on the host, as far as they have one."""
     infiniband: tuple[str, ...]
     fabrics: tuple[Fabric, ...]
     nodes: tuple[NodeShare, ...]

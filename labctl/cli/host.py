@@ -15,11 +15,12 @@ from labctl import flows
 from labctl.backends.finding import Receiver, unheard
 from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
-from labctl.cli.output import Output, printable, say, table
+from labctl.cli.output import Output, cut, printable, say, table, width_of_stdout
 from labctl.errors import ConfigError, HostError
 from labctl.system import human
 
 if TYPE_CHECKING:
+    from labctl.backends.docker.lab.devices import EffectiveSettings
     from labctl.backends.finding import Finding, Level
     from labctl.doctor.causes import Problem
     from labctl.doctor.report import DoctorReport
@@ -159,10 +160,26 @@ def totals(report: DoctorReport) -> list[str]:
     return lines
 
 
-def config_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
-    """`labctl config`: print effective settings and their origin."""
+def config_command(
+    directory: Directory = HERE,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Show settings at their defaults, too.")] = False,
+    setting: Setting = None,
+    json: Json = False,
+) -> None:
+    """`labctl config`: print the settings that are set or were decided, with their origin, or all of them."""
     with answering(as_json=json) as output:
         config = flows.config(context(directory, output, setting))
-        rows = [(row.key, row.value, row.origin) for row in config.settings]
-        rows += [(row.key, row.value, row.reason) for row in config.resolved]
-        output.answer(config, table(("KEY", "VALUE", "ORIGIN"), rows))
+        output.answer(config, config_text(config, width_of_stdout(), every=every))
+
+
+def config_text(config: EffectiveSettings, width: int = 0, *, every: bool = False) -> str:
+    """Render the settings that differ from their defaults or were decided, or ``every`` one."""
+    decided = {row.key: (row.value, f"decided: {row.reason}") for row in config.resolved}
+    shown = [row for row in config.settings if every or row.origin != "default" or row.key in decided]
+    rows = [(row.key, *decided.get(row.key, (row.value, row.origin))) for row in shown]
+    settings = {row.key for row in config.settings}
+    rows += [(row.key, row.value, row.reason) for row in config.resolved if row.key not in settings]
+    text = cut(table(("KEY", "VALUE", "ORIGIN"), rows), width)
+    hidden = len(config.settings) - len(shown)
+    defaults = human.count(hidden, "setting")
+    return f"{text}\n\nnot shown: {defaults} at the default; labctl config --all" if hidden else text

@@ -129,12 +129,16 @@ def parse_os_release(text: str) -> dict[str, str]:
 
 def groups(*names: str, root: HostPath = ROOT) -> tuple[int, ...]:
     """Return the sorted ids of the named groups that exist."""
-    if root == ROOT:
-        numbers = {entry.gr_name: entry.gr_gid for entry in grp.getgrall()}
-    else:
-        lines = (line.split(":") for line in read(root / "etc/group").splitlines())
-        numbers = {line[0]: int(line[2]) for line in lines if len(line) > 2 and line[2].isdecimal()}
+    numbers = group_ids(root)
     return tuple(sorted({numbers[name] for name in names if name in numbers}))
+
+
+def group_ids(root: HostPath = ROOT) -> dict[str, int]:
+    """Map the names of the host's groups to their ids."""
+    if root == ROOT:
+        return {entry.gr_name: entry.gr_gid for entry in grp.getgrall()}
+    lines = (line.split(":") for line in read(root / "etc/group").splitlines())
+    return {line[0]: int(line[2]) for line in lines if len(line) > 2 and line[2].isdecimal()}
 
 
 def group_of(path: str, root: HostPath = ROOT) -> int:

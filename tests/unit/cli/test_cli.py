@@ -469,6 +469,31 @@ def test_config_shows_the_accelerator_and_why_it_is_that_one(labctl: Labctl) -> 
     assert re.search(r"accelerator +cpu +asked for by LAB_ACCELERATOR", labctl("config").out)
 
 
+def test_config_shows_what_is_set_or_was_decided_and_with_all_the_rest(labctl: Labctl) -> None:
+    """Run config: settings of .env, decided nodes, slots and image, and how many are at the default; --all has them."""
+    labctl.env("LAB_SHM_SIZE=1g\n")
+    text = labctl("config").out
+    keys = [line.split()[0] for line in text.split("\n\n", maxsplit=1)[0].splitlines()[1:]]
+    assert keys == [
+        "LAB_NAME", "LAB_ACCELERATOR", "LAB_NODES", "LAB_SLOTS", "LAB_IMAGE", "LAB_SHM_SIZE", "accelerator", "device",
+    ]  # fmt: skip
+    assert re.search(r"^LAB_NODES +2 +decided: default on one host$", text, re.MULTILINE)
+    assert re.search(r"^LAB_IMAGE +labctl/cpu +decided: for accelerator cpu$", text, re.MULTILINE)
+    every = labctl("config", "--all").out
+    hidden = len(every.splitlines()) - len(keys) - 1
+    assert text.splitlines()[-1] == f"not shown: {hidden} settings at the default; labctl config --all"
+    assert re.search(r"^LAB_SSH_PORT +12345 +default$", every, re.MULTILINE)
+    assert "LAB_NODES  " not in labctl("config", "-s", "LAB_ENGINE=kubernetes").out
+
+
+def test_config_names_the_image_with_the_packages_of_the_lab(labctl: Labctl) -> None:
+    """Run config with LAB_PACKAGES: the image of the nodes is the one that has them."""
+    labctl.env("LAB_PACKAGES=nltk\nLAB_NODES=3\n")
+    text = labctl("config").out
+    assert re.search(r"LAB_IMAGE +labctl/packages:\w+ +decided: labctl/cpu with the packages of the lab", text)
+    assert re.search(r"LAB_NODES +3 +\.env:4", text)
+
+
 def test_devices_needs_neither_an_engine_nor_a_lab(labctl: Labctl) -> None:
     """Run devices without a lab or engine: the cores of this host, no file written; in a lab its nodes."""
     bare = labctl.directory / "bare"

@@ -17,12 +17,20 @@ from labctl.backends import spec
 from labctl.backends.devices import DetectedDevice, DeviceReport, HostDevices, NodeShare
 from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.docker.lab import device_requests
-from labctl.backends.docker.lab.cluster import ANSWERING, Cluster, backend_here, connect, preview_lab
+from labctl.backends.docker.lab.cluster import (
+    ANSWERING,
+    Cluster,
+    backend_here,
+    base_image,
+    connect,
+    preview_lab,
+    read_inventory,
+)
 from labctl.config import override
 from labctl.config.context import Context
-from labctl.config.settings import Settings
+from labctl.config.settings import USUAL_NODES, Settings
 from labctl.errors import HostError, LabError
-from labctl.model import HERE, Device, Node
+from labctl.model import HERE, Device, Host, Node
 from labctl.system import procfs
 from labctl.system.hostpath import HostPath
 from labctl.system.process import CompletedProcess
@@ -38,7 +46,7 @@ class EffectiveSetting(Struct, frozen=True):
 
 
 class ResolvedSetting(Struct, frozen=True):
-    """A value that is detected on the lab's hosts, and the reason for it."""
+    """A value that was decided: of a setting that is not set, or another that is detected; and the reason for it."""
 
     key: str
     value: str
@@ -46,7 +54,7 @@ class ResolvedSetting(Struct, frozen=True):
 
 
 class EffectiveSettings(Struct, frozen=True):
-    """All settings, and the detected values."""
+    """All settings as they are set, and the values that were decided."""
 
     settings: tuple[EffectiveSetting, ...]
     resolved: tuple[ResolvedSetting, ...]
@@ -88,6 +96,7 @@ def detect(
         holder = leases.holder(locks, device) if name == HERE else ""
         return DetectedDevice(**asdict(device), kind=kind, node=owners.get(device.path), leased_by=holder)
 
+    group_ids = groups(tuple(chain.from_iterable(found_by_kind.values())), root)
     described = {kind: describe(kind, devices, run) for kind, devices in found_by_kind.items()}
     kinds_and_devices = chain.from_iterable(zip(repeat(kind), devices) for kind, devices in described.items())
     return HostDevices(
@@ -100,7 +109,8 @@ def detect(
         memory=procfs.memory(root),
         devices=tuple(starmap(detected, kinds_and_devices)),
         drivers=_drivers(found_by_kind, root),
-        groups=groups(tuple(chain.from_iterable(found_by_kind.values())), root),
+        groups=group_ids,
+        group_names={name: number for name, number in procfs.group_ids(root).items() if number in group_ids},
         infiniband=procfs.infiniband(root),
         fabrics=procfs.fabrics(root),
         nodes=_shares(nodes, root),
@@ -172,17 +182,21 @@ def effective_settings(context: Context) -> EffectiveSettings:
 
 
 def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
-    """Yield override services, accelerator and, without LAB_HOSTS, the way to request devices, with origins."""
+    """Yield override services, accelerator and, without LAB_HOSTS, devices, nodes and image, with reasons."""
     if added := override.services(context.directory):
         yield ResolvedSetting("override", ", ".join(added), override.FILE)
     if settings.text("LAB_HOSTS"):
         yield ResolvedSetting("accelerator", *on_hosts(context, settings))
+        hosts = read_inventory(context.directory, settings)
+        if len(hosts) > 1:
+            yield ResolvedSetting("LAB_NODES", str(len(hosts)), f"one per host of {settings.text('LAB_HOSTS')}")
         return
     accelerator, reason = spec.choice(settings)
     yield ResolvedSetting("accelerator", accelerator or "none", reason)
     if accelerator is None:
         return
     _, host = observe(accelerator)
+    yield from decided(settings, accelerator, host)
     access = accelerators.get(accelerator).engine
     request, reason = "device files", f"accelerator {accelerator}"
     if access.is_open:
@@ -193,6 +207,39 @@ def resolve(context: Context, settings: Settings) -> Iterator[ResolvedSetting]:
     elif accelerator == accelerators.CPU:
         request = "none"
     yield ResolvedSetting("device request", request, reason)
+
+
+def decided(settings: Settings, accelerator: str, host: Host) -> Iterator[ResolvedSetting]:
+    """Yield nodes, slots, devices and image of a lab on this machine, as far as no setting says them."""
+    if settings.text("LAB_ENGINE") != "docker":
+        return
+    try:
+        nodes = spec.nodes(settings, accelerator, host)
+        image = image_of(settings, accelerator)
+    except LabError:
+        # `devices` has the reason.
+        return
+    on_cpu = accelerator == accelerators.CPU
+    usual = "default on one host" if len(nodes) == USUAL_NODES else f"{host.name} has devices for one node"
+    devices = () if on_cpu else host.devices
+    values = {
+        "LAB_NODES": (str(len(nodes)), usual),
+        "LAB_SLOTS": (str(nodes[0].slots), "one per node" if on_cpu else "one per device"),
+        "LAB_DEVICES": (",".join(device.id for device in devices), "all that were found"),
+        "LAB_IMAGE": image,
+    }
+    for key, (value, reason) in values.items():
+        if value and not settings.text(key):
+            yield ResolvedSetting(key, value, reason)
+
+
+def image_of(settings: Settings, accelerator: str) -> tuple[str, str]:
+    """Return the image of a lab's nodes, and why it is that one."""
+    from labctl.backends.docker.images import packages
+
+    base = base_image(settings, lambda: accelerator)
+    image = packages.tag(base, packages.of(settings))
+    return image, f"for accelerator {accelerator}" if image == base else f"{base} with the packages of the lab"
 
 
 def on_hosts(context: Context, settings: Settings) -> tuple[str, str]:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import sysfs
 
+from labctl import accelerators
 from labctl.backends import spec
 from labctl.backends.devices import HostDevices
 from labctl.backends.docker.lab import devices
@@ -153,7 +155,7 @@ def test_people_read_a_table(tmp_path: Path) -> None:
         "driver       nvidia: 550.54.15\n"
         "cores        0-3 | 4-7\n"
         "fabric       mlx5_0 InfiniBand ACTIVE, ib0\n"
-        "groups       44, 109\n"
+        "groups       containers get gids 44, 109\n"
         "node         worker-0: devices 0; cores 0-3\n"
         "node         worker-1: devices 1; cores 4-7\n"
         "note         an NVIDIA card at 0000:d8:00.0 has no driver; it needs nvidia\n"
@@ -170,3 +172,36 @@ def test_people_read_a_table(tmp_path: Path) -> None:
 def test_numbers_in_a_row_are_a_range(numbers: tuple[int, ...], text: str) -> None:
     """ranges() joins consecutive numbers, sorted, as in `0-2,8,10`."""
     assert ranges(numbers) == text
+
+
+def test_groups_of_containers_have_their_names(tmp_path: Path) -> None:
+    """Groups that the host names are listed by name, with all ids."""
+    two_gpus(tmp_path)
+    sysfs.put(tmp_path / "root/etc/group", "video:x:44:\nrender:x:109:\nusers:x:100:\n")
+    named = host(tmp_path)
+    assert "groups       containers get video, render (gids 44, 109)" in host_text(named)
+    assert named.group_names == {"video": 44, "render": 109}
+    assert "groups       containers get gids 44, 109" in host_text(replace(named, group_names={}))
+
+
+def test_a_narrow_terminal_has_fewer_columns_of_devices(tmp_path: Path) -> None:
+    """On 60 columns no line is longer, and the names of devices are still shown."""
+    two_gpus(tmp_path)
+    text = host_text(host(tmp_path), 60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert "CORES" not in text
+    assert text.splitlines()[-1].startswith("nvidia")
+
+
+def test_devices_of_a_lab_that_names_none_are_all_that_were_found(tmp_path: Path) -> None:
+    """Devices, nodes and slots are decided from the host, as far as no setting says them."""
+    _, observed = accelerators.observe("nvidia", two_gpus(tmp_path))
+
+    def decided(**flags: str) -> dict[str, str]:
+        """Return the values that are decided with these settings."""
+        loaded = settings.load(tmp_path, {}, flags)
+        return {row.key: row.value for row in devices.decided(loaded, "nvidia", observed)}
+
+    assert decided() == {"LAB_NODES": "2", "LAB_SLOTS": "1", "LAB_DEVICES": "0,1", "LAB_IMAGE": "labctl/nvidia"}
+    assert decided(LAB_SLOTS="2", LAB_IMAGE="mine") == {"LAB_NODES": "1", "LAB_DEVICES": "0,1"}
+    assert decided(LAB_NODES="3") == {}
