@@ -160,7 +160,7 @@ def screenshot(page: Path, picture: Path) -> None:
     from PIL import Image
 
     browser = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
-    options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1500", f"--screenshot={picture}"]
+    options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1150", f"--screenshot={picture}"]
     subprocess.run([browser, *options, page.as_uri()], check=True, stderr=subprocess.DEVNULL)
     with Image.open(picture) as image:
         image.convert("RGB").quantize(64).save(picture, optimize=True)

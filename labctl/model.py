@@ -574,7 +574,7 @@ class Rank(Struct, frozen=True, kw_only=True):
 
 
 class Hang(Struct, frozen=True, kw_only=True):
-    """Explanation of a run that stands still: what its ranks wait for. Kinds: docs/workloads.md."""
+    """Explanation of a run that stands still: what its ranks wait for. Kinds: docs/records.md."""
 
     kind: str
     sentence: str

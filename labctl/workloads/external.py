@@ -215,7 +215,7 @@ def require_device(of: Workload, accelerator: str, clones: Mapping[str, Path]) -
     if of.directory.name == DSCHAT.family and accelerator != "nvidia" and calls_cuda(clones[DSCHAT.family]):
         raise HostError(
             f"{of.name} needs CUDA: its main.py calls torch.cuda.set_device, and the accelerator is {accelerator}",
-            hint="labctl's own opt-13b and others train the same on any device: docs/workloads.md has their names",
+            hint="labctl's own opt-13b and others train the same on any device: docs/coming-from.md has their names",
         )
     if is_step(of) and accelerator == "cpu":
         raise HostError(

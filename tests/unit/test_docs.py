@@ -29,9 +29,10 @@ def test_the_tests_that_a_page_names_are_there() -> None:
 
 
 def test_every_key_of_workload_yml_is_in_the_table() -> None:
-    """Read docs/bring-your-own.md: its table has exactly the keys of workload.yml."""
-    page = (TESTS.parent / "docs/bring-your-own.md").read_text(encoding="utf-8")
-    cells = re.findall(r"^\| (`[^|]+) \|", page.partition("\n## A verdict\n")[2], re.MULTILINE)
+    """Read docs/workload-yml.md: its table of keys has exactly the keys of workload.yml."""
+    page = (TESTS.parent / "docs/workload-yml.md").read_text(encoding="utf-8")
+    table, _, _ = page.partition("\n## Keys\n")[2].partition("\n## ")
+    cells = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
     named = {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
     assert named == {*schema(Path(), ()), "variants"}
 
@@ -42,7 +43,7 @@ def test_every_launcher_is_in_the_pages_for_workloads() -> None:
     described = set(re.findall(r"`([\w:]+)`", (docs / "workloads.md").read_text(encoding="utf-8")))
     row = next(
         line
-        for line in (docs / "bring-your-own.md").read_text(encoding="utf-8").splitlines()
+        for line in (docs / "workload-yml.md").read_text(encoding="utf-8").splitlines()
         if "| `launcher` |" in line
     )
     assert [name for name in launchers.known() if name not in described] == []
