@@ -18,7 +18,7 @@ from labctl import cli
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 FOR_USERS = [page for page in PAGES if page.parent == ROOT / "docs"]
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?:\[[^\]]*\]\(|src=\")([^)\s\"]+)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 IN_CODE = re.compile(r"\b(docs/[\w/.-]+\.md(?:#[\w-]+)?)")
 # Typer has a private copy of click.
