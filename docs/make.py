@@ -1,14 +1,15 @@
 """Run the commands in the pages' ```console blocks, write what they print into the pages, and draw the pictures.
 
-    PATH=$PWD/.venv/bin:$PATH python docs/make.py [PAGE...]
+    PATH=$PWD/.venv/bin:$PATH python docs/make.py                 all pages and pictures
+    PATH=$PWD/.venv/bin:$PATH python docs/make.py docs/tour.md    one page
+    PATH=$PWD/.venv/bin:$PATH python docs/make.py pictures        the pictures alone, which need chromium
 
 Each page starts in an empty directory, and its lab is removed at its end. A command whose line ends in `# exit N` is
-expected to end so, any other with 0. The pictures (`--pictures`) need chromium.
+expected to end so, any other with 0.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import pty
 import re
@@ -33,19 +34,18 @@ ENVIRONMENT = {**os.environ, "COLUMNS": str(WIDTH), "LINES": "30", "TERM": "xter
 
 def main() -> None:
     """Make the pages that are named, or all, and the pictures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*", default=[*PAGES, "--"], metavar="PAGE")
-    parser.add_argument("--pictures", action="store_true", help="draw the pictures, too")
-    parser.add_argument("--no-pages", action="store_true", help="draw the pictures alone")
-    options = parser.parse_args()
-    for page in [page for page in options.pages if page != "--" and not options.no_pages]:
+    for target in sys.argv[1:] or [*PAGES, "pictures"]:
         with Session() as session:
-            path = ROOT / page
-            text = BLOCK.sub(lambda block: session.transcript(block[0]), path.read_text(encoding="utf-8"))
-            path.write_text(text, encoding="utf-8")
-    if options.pictures or options.no_pages:
-        with Session() as session:
-            draw_pictures(session)
+            if target == "pictures":
+                draw_pictures(session)
+            else:
+                fill(ROOT / target, session)
+
+
+def fill(page: Path, session: Session) -> None:
+    """Run the commands of a page and write their output into it."""
+    text = BLOCK.sub(lambda block: session.transcript(block[0]), page.read_text(encoding="utf-8"))
+    page.write_text(text, encoding="utf-8")
 
 
 class Session:

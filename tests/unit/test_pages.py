@@ -1,4 +1,4 @@
-"""The pages for people: README, docs and the files beside it. Their links, their readers and the commands in them."""
+"""The pages for people: README, docs and the files beside it. Their links, readers, settings and commands."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
 import typer
 
 from labctl import cli
+from labctl.config import dotenv
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
@@ -71,6 +73,20 @@ def test_every_page_for_users_names_its_reader_and_is_in_the_readme(page: Path) 
     _, paragraph, *_ = page.read_text(encoding="utf-8").split("\n\n")
     assert paragraph.startswith("For ")
     assert f"({name_of(page)}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+# --- settings ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *FOR_USERS], ids=name_of)
+def test_every_setting_of_a_page_is_known_and_written_as_env_takes_it(page: Path) -> None:
+    """Compare a page's keys with env.example; read its lines for .env as labctl does."""
+    text, example = page.read_text(encoding="utf-8"), (ROOT / "env.example").read_text(encoding="utf-8")
+    known = {*re.findall(r"^#?(\w+)=", example, re.MULTILINE), "LAB_K8S_"}
+    named = set(re.findall(r"\b(?:LAB|HOST)_[A-Z0-9_]+", text))
+    assert [key for key in sorted(named - known) if not key.startswith("LAB_ENV_")] == []
+    lines = re.findall(r"^ {4}((?:LAB|HOST|HF)_\w+=.*?)(?: {2,}.*)?$", text, re.MULTILINE)
+    assert all(dotenv.parse(line, name_of(page)) for line in lines)
 
 
 # --- commands ------------------------------------------------------------------------------------------------
@@ -136,3 +152,17 @@ def test_commands_of_pages_are_found_and_a_wrong_one_is_refused(tmp_path: Path) 
     found = commands_of(page)
     assert sorted(found) == ["labctl init b", "labctl nothing", "labctl run a --detach", "labctl up --nonsense"]
     assert len(list(refused(found))) == 2
+
+
+# --- output --------------------------------------------------------------------------------------------------
+
+
+def test_output_of_commands_is_written_below_them() -> None:
+    """Run a block that changes directory and fails as announced: its old output is replaced, and a wrong exit raises."""
+    make: Any = run_path(str(ROOT / "docs/make.py"))
+    with make["Session"]() as session:
+        text = session.transcript("$ mkdir lab && cd lab\nold\n$ pwd\n$ seq 40\n$ false  # exit 1\n")
+        with pytest.raises(SystemExit, match="exit 3"):
+            session.transcript("$ exit 3\n")
+    assert text.startswith("$ mkdir lab && cd lab\n$ pwd\n~/lab\n$ seq 40\n1\n")
+    assert text.endswith("\n12\n...\n21\n" + "".join(f"{n}\n" for n in range(22, 41)) + "$ false  # exit 1\n")
