@@ -158,7 +158,7 @@ def test_commands_of_pages_are_found_and_a_wrong_one_is_refused(tmp_path: Path) 
 
 
 def test_output_of_commands_is_written_below_them() -> None:
-    """Run a block that changes directory and fails as announced: its old output is replaced, and a wrong exit raises."""
+    """Run a block that changes directory and fails as announced: its old output is replaced, a wrong exit raises."""
     make: Any = run_path(str(ROOT / "docs/make.py"))
     with make["Session"]() as session:
         text = session.transcript("$ mkdir lab && cd lab\nold\n$ pwd\n$ seq 40\n$ false  # exit 1\n")
