@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 FOR_USERS = [page for page in PAGES if page.parent == ROOT / "docs"]
 LINK = re.compile(r"(?:\[[^\]]*\]\(|src=\")([^)\s\"]+)")
+JOINED = re.compile(r"&& |; | \| ")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 IN_CODE = re.compile(r"\b(docs/[\w/.-]+\.md(?:#[\w-]+)?)")
 # Typer has a private copy of click.
@@ -98,9 +99,10 @@ def commands_of(page: Path) -> list[str]:
     blocks = "\n".join(line.strip() for line in re.findall(r"^(?: {4}|\$ ).*$", text, re.MULTILINE))
     lines = re.sub(r" *\\\n *", " ", blocks.replace("\n$ ", "\n").removeprefix("$ ")).splitlines()
     spans = re.findall(r"`(labctl [^`]+)`", FENCE.sub("", text).replace("\n", " "))
-    typed = [re.split(r" {2,}(?=\S)| +# ", part.strip())[0] for line in lines for part in re.split("&& |; ", line)]
-    named = [part.strip() for span in spans for part in re.split("&& |; ", span)]
-    return [line for line in (*typed, *named) if line.startswith("labctl ")]
+    typed = [re.split(r" {2,}(?=\S)| +# ", part.strip())[0] for line in lines for part in re.split(JOINED, line)]
+    named = [part.strip() for span in spans for part in re.split(JOINED, span)]
+    # Not the usage of a command, as docs/commands.md has it.
+    return [line for line in (*typed, *named) if line.startswith("labctl ") and "[OPTIONS]" not in line]
 
 
 @cache
