@@ -114,7 +114,7 @@ def application() -> Any:
 def parse(line: str) -> None:
     """Parse a command line as labctl does, without running it; raise typer's usage error. A name alone only exists."""
     # A command's output as an argument, a placeholder for a number, and the file that output goes to.
-    simple = re.sub(r" > ?\S+$", "", re.sub(r"\$\([^()]*\)", "RUN", line))
+    simple = re.sub(r" >>? ?\S+$", "", re.sub(r"\$\([^()]*\)", "RUN", line))
     words = ["1" if word == "N" else word for word in shlex.split(simple)[1:]]
     if words[0] in USAGE_OF_GROUP:
         return
