@@ -94,17 +94,11 @@ def pattern(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def setting(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return settings with ``=``, and with their defaults.
-
-    The two together keep bash from adding a blank after ``=``.
-    """
+    """Return ``KEY=`` for each setting, in bash also ``KEY=VALUE``, without which it adds a blank after ``=``."""
     from labctl.config.settings import SETTINGS
 
-    def words(_: Context) -> list[str]:
-        """Return ``KEY=`` and ``KEY=DEFAULT`` for each setting."""
-        return [f"{each.key}={value}" for each in SETTINGS for value in dict.fromkeys(("", each.default))]
-
-    return completed(ctx, incomplete, words)
+    ends = ("=", "=VALUE") if os.environ.get("_LABCTL_COMPLETE") == "complete_bash" else ("=",)
+    return completed(ctx, incomplete, lambda _: [f"{each.key}{end}" for each in SETTINGS for end in ends])
 
 
 def hostfile_set(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -665,7 +665,7 @@ def find(lab: Path, run_id: str) -> str:
         raise ConfigError(f"no runs in {lab / 'runs'}", hint="labctl run opt-tiny")
     if place and place <= len(run_ids):
         return run_ids[place - 1]
-    meant = [each for each in run_ids if run_id and (each.startswith(run_id) or each.endswith(run_id))]
+    meant = [each for each in run_ids if run_id and _is_named(each, run_id)]
     if len(meant) == 1:
         return meant[0]
     if meant:
@@ -674,6 +674,11 @@ def find(lab: Path, run_id: str) -> str:
     near = nearest(run_id, run_ids)
     hint = f"did you mean `{near}`?" if near else f"the latest are {', '.join(run_ids[:5]) or 'none'}"
     raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=hint)
+
+
+def _is_named(run_id: str, text: str) -> bool:
+    """Tell if an id, or its last part, begins with a text, or ends with it."""
+    return run_id.startswith(text) or run_id.endswith(text) or run_id.rpartition("-")[2].startswith(text)
 
 
 def _counted_back(text: str) -> int:

@@ -74,15 +74,6 @@ def test_help_lists_every_command_in_one_group_and_the_exit_codes(labctl: Labctl
         assert code in re.sub(r"\s+", " ", answer.out)
 
 
-def test_the_shells_completion_knows_commands_and_workloads(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask for bash completions: status for `stat`, hello for `run he`."""
-    for line, expected in (("labctl stat", "status"), ("labctl run he", "hello")):
-        monkeypatch.setenv("_LABCTL_COMPLETE", "complete_bash")
-        monkeypatch.setenv("COMP_WORDS", line)
-        monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
-        assert labctl().out.split() == [expected]
-
-
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["help"]])
 def test_help_has_many_doors(labctl: Labctl, arguments: list[str]) -> None:
     """Run without arguments, with -h or help: the same as --help."""
@@ -1057,3 +1048,35 @@ def test_a_stream_that_is_closed_changes_no_exit_code(tmp_path: Path, command: s
     done = subprocess.run(["sh", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == code
     assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flow", "typed", "named"),
+    [
+        ("show", "show -1", "-1"),
+        ("show", "show --json -1", "-1"),
+        ("attach", "attach -2 -q", "-2"),
+        ("stop", "stop --grace 1 -12", "-12"),
+        ("stacks", "stacks -1", "-1"),
+        ("plan_replay", "replay -1 --dry-run", "-1"),
+        ("export", "export -1 --junit x.xml", "-1"),
+        ("compare", "compare -2 latest -1", ["-2", "latest", "-1"]),
+        ("report", "report -2 -1", ["-2", "-1"]),
+        ("top", "top -1", "-1"),
+        ("run_logs", "logs --run -1", "-1"),
+    ],
+)
+def test_runs_counted_back_are_arguments(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch, flow: str, typed: str, named: str | list[str]
+) -> None:
+    """Type -1 where a run is named: it reaches the flow as it is, and is no option."""
+    seen: list[object] = []
+
+    def record(_: object, run: object, *__: object, **___: object) -> None:
+        """Keep the run, and end the command."""
+        seen.append(run)
+        raise HostError("ended here")
+
+    monkeypatch.setattr(flows, flow, record)
+    assert labctl(*typed.split()).code == HostError.exit_code
+    assert seen == [named]

@@ -110,7 +110,7 @@ def named_workloads(arguments: list[str]) -> set[str]:
 @cache
 def workloads() -> set[str]:
     """Return the names of the workloads that labctl brings."""
-    here = Context(directory=Path(), environ={}, emit=lambda _: None, flags={})
+    here = Context(directory=PAGE.parents[1], environ={}, emit=lambda _: None, flags={})
     return {workload.name for workload in flows.workloads(here).workloads}
 
 

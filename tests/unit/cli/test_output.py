@@ -89,6 +89,31 @@ def test_no_colors_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]
     assert "\033" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("variables", "on_terminal", "elsewhere"),
+    [
+        ({}, True, False),
+        ({"NO_COLOR": "1"}, False, False),
+        ({"NO_COLOR": ""}, True, False),
+        ({"FORCE_COLOR": "1"}, True, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, False),
+    ],
+)
+def test_variables_turn_colors_off_and_on(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], on_terminal: bool, elsewhere: bool
+) -> None:
+    """Print an error to a terminal and to a file: colored as NO_COLOR and FORCE_COLOR say, else on the terminal."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for stream, colored in ((Terminal(), on_terminal), (io.StringIO(), elsewhere)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        Output().error(HostError("wrong", hint="right"))
+        assert ("\033[31merror:\033[0m wrong" in stream.getvalue()) is colored
+        assert ("\033" in stream.getvalue()) is colored
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -128,7 +128,7 @@ def refused(lab: Path, run_id: str, name: str = "") -> ConfigError:
 def test_a_run_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
     """Resume a misspelt run id: the hint names the nearest."""
     ran(tmp_path, "20260102-150405-hello-3fa2", request.RunOptions())
-    error = refused(tmp_path, "20260102-150405-hello-3fa")
+    error = refused(tmp_path, "20260102-150405-hello-3fa3")
     assert (error.message.startswith("no run `"), error.hint) == (True, "did you mean `20260102-150405-hello-3fa2`?")
 
 

@@ -193,6 +193,54 @@ def test_an_unknown_run_names_the_latest(tmp_path: Path, run_id: str) -> None:
     assert caught.value.hint == "the latest are r1"
 
 
+NAMED = ("20260101-100000-hello-c3a223", "20260102-100000-opt-tiny-9f01b4", "20260102-110000-opt-tiny-c3b777")
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("20260101", 0),
+        ("20260102-10", 1),
+        ("c3a223", 0),
+        ("a223", 0),
+        ("hello-c3a223", 0),
+        ("9f0", 1),
+        ("latest", 2),
+        ("-1", 2),
+        ("-3", 0),
+        (NAMED[1], 1),
+    ],
+)
+def test_a_run_is_named_by_a_part_of_its_id_or_counted_back(tmp_path: Path, name: str, place: int) -> None:
+    """Find a run by the beginning or end of its id, of the last part, by ``latest`` and ``-N``: the one meant."""
+    for run_id in NAMED:
+        (tmp_path / "runs" / run_id).mkdir(parents=True)
+        (tmp_path / "runs" / run_id / store.MARK).touch()
+    assert store.find(tmp_path, name) == NAMED[place]
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("20260102", "`20260102` is ambiguous: 2 runs begin or end with it", f"one of {NAMED[2]}, {NAMED[1]}"),
+        ("c3", "`c3` is ambiguous: 2 runs begin or end with it", f"one of {NAMED[2]}, {NAMED[0]}"),
+        ("-4", "no run `-4` in ", "the latest are "),
+        ("-0", "no run `-0` in ", "the latest are "),
+        ("opt", "no run `opt` in ", "the latest are "),
+        ("", "no run `` in ", "the latest are "),
+    ],
+)
+def test_a_name_of_several_runs_or_of_none_is_none_of_them(tmp_path: Path, name: str, message: str, hint: str) -> None:
+    """Find a run by what several ids begin with, or none: ConfigError with the candidates, or the latest runs."""
+    for run_id in NAMED:
+        (tmp_path / "runs" / run_id).mkdir(parents=True)
+        (tmp_path / "runs" / run_id / store.MARK).touch()
+    with pytest.raises(ConfigError) as caught:
+        store.find(tmp_path, name)
+    assert caught.value.message.startswith(message)
+    assert caught.value.hint.startswith(hint)
+
+
 @pytest.mark.parametrize("broken", [b"{", b'{"run_id": "\xff"}', b"[]", b"{}"])
 def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Path, broken: bytes) -> None:
     """List runs: latest first, at most the limit, a broken result without a verdict; () in another directory."""
