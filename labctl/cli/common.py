@@ -39,7 +39,7 @@ Directory = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show progress without the output of the run.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show a progress bar instead of the output of the run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without executing it.")]
 Setting = Annotated[
     list[str] | None,

@@ -11,7 +11,7 @@ import typer
 
 from labctl import flows
 from labctl.cli import complete
-from labctl.cli.common import HERE, RUN_HELP, Directory, Setting, answering, context
+from labctl.cli.common import HERE, Directory, Setting, answering, context
 from labctl.cli.output import has_colors, say, say_printed
 from labctl.errors import ConfigError, Interrupted
 from labctl.model import LAUNCHER
@@ -93,7 +93,11 @@ def logs_command(
     ] = None,
     run: Annotated[
         str,
-        typer.Option(metavar="RUN", autocompletion=complete.run, help=f"Show the output of this run. {RUN_HELP}"),
+        typer.Option(
+            metavar="RUN",
+            autocompletion=complete.run,
+            help="Show the output of this run: `latest`, -1, or an id or its end.",
+        ),
     ] = "",
     rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show only this rank of the run.")] = None,
     timestamps: Annotated[

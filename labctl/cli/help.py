@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 WIDEST, USUAL = 120, 80
 """Columns of a help at most, and where the output is no terminal."""
 GAP = 2
 """Blanks before each column of a list."""
+
+SILENT = ("None", "", "False", "0", ".")
+"""Defaults that say nothing, as text."""
 
 Row = tuple[str, str]
 """Name and description of an entry of a list."""
@@ -89,8 +92,9 @@ class CommandHelp:
 
 
 def argument_row(argument: Any) -> Row:
-    """Return an argument's metavar, and its help with its default."""
-    return argument.metavar or argument.name.upper(), described(argument)
+    """Return an argument's metavar without brackets around it, and its help with its default."""
+    name = argument.metavar or argument.name.upper()
+    return re.sub(r"^\[([\w.]+)\](\.\.\.)?$", r"\1\2", name), described(argument)
 
 
 def option_row(option: Any) -> Row:
@@ -105,10 +109,10 @@ def described(parameter: Any) -> str:
     """Return a parameter's help, ``(required)`` for a required option, else with a default that says something."""
     text = str(getattr(parameter, "help", None) or "")
     if parameter.param_type_name == "option" and parameter.required:
-        return f"{text} (required)"
-    default = parameter.default
-    is_silent = default in (None, "", False, 0, Path(), (), []) or callable(default) or not parameter.show_default
-    return text if is_silent or "(default" in text else f"{text} (default: {default})".strip()
+        return f"{text.removesuffix('.')} (required)."
+    default = str(parameter.default)
+    is_silent = default in SILENT or callable(parameter.default) or not parameter.show_default
+    return text if is_silent or "(default" in text else f"{text.removesuffix('.')} (default: {default})."
 
 
 def usage_pieces(command: Any) -> Iterable[str]:

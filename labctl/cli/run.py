@@ -69,7 +69,8 @@ Expect = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CRITERION",
-        help="Such as 'throughput>=600', 'loss<2.5', 'throughput=600..700' or 'throughput>=-5% of RUN' (repeatable).",
+        help="Criterion, such as 'throughput>=600', 'loss<2.5', 'throughput=600..700' or 'throughput>=-5% of RUN'"
+        " (repeatable).",
     ),
 ]
 MetricOption = Annotated[

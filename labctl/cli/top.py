@@ -7,11 +7,14 @@ import select
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from labctl import flows
+from labctl.cli import complete
 from labctl.cli.bar import clock, columns, metric_texts, step_text, with_bar
-from labctl.cli.common import HERE, Directory, Json, Run, answering, context
+from labctl.cli.common import HERE, RUN_HELP, Directory, Json, answering, context, not_an_option
 from labctl.cli.output import can_redraw, printable, table
 from labctl.errors import Interrupted
 from labctl.system import human
@@ -29,7 +32,15 @@ LEAVES = "q quits; the run goes on"
 
 
 def top_command(
-    run: Run = "",
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            callback=not_an_option,
+            autocompletion=complete.run,
+            help=f"{RUN_HELP.removesuffix('.')} (default: the latest that is under way).",
+        ),
+    ] = "",
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:

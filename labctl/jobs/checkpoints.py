@@ -43,7 +43,7 @@ def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Wor
     if workload.resume is None:
         raise ConfigError(
             f"{workload.declared}: `{workload.name}` does not declare how it resumes",
-            hint="declare `resume: {argument: --resume, checkpoint: 'checkpoints/*'}`: docs/bring-your-own.md#resume",
+            hint="declare `resume: {argument: --resume, checkpoint: 'checkpoints/*'}`: docs/resume.md#your-own-script",
         )
     checkpoint, why = last(lab.directory, run_id, workload.resume)
     if checkpoint is None:
