@@ -13,9 +13,9 @@ import typer
 
 from labctl import flows
 from labctl.cli import complete
-from labctl.cli.bar import clock, columns, metric_texts, step_text, with_bar
+from labctl.cli.bar import clock, metric_texts, step_text, with_bar
 from labctl.cli.common import HERE, RUN_HELP, Directory, Json, answering, context, not_an_option
-from labctl.cli.output import can_redraw, printable, table
+from labctl.cli.output import can_redraw, columns, printable, table
 from labctl.errors import Interrupted
 from labctl.system import human
 
