@@ -97,7 +97,7 @@ def draw_pictures(session: Session) -> None:
     """Draw a run as `labctl top` shows it half way, and its report."""
     PICTURES.mkdir(exist_ok=True)
     session.run("labctl init mylab && cd mylab && labctl up && labctl run opt-tiny --detach")
-    frame = watched(["labctl", "top"], session.directory, until=r"step +6\d/120")
+    frame = watched(["labctl", "top"], session.directory, until=r"\b6\d/120")
     (PICTURES / "top.svg").write_text(svg(["$ labctl top", *frame]), encoding="utf-8")
     session.run("labctl attach && labctl report --out page")
     screenshot(session.directory / "page/report.html", PICTURES / "report.png")
