@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -97,4 +98,5 @@ def run(machine: Container, script: str) -> str:
 def test_a_wheel_that_pipx_installs_builds_its_image_and_runs_a_workload(machine: Container) -> None:
     """Install the wheel by pipx, type `init`, `up` and `run hello-mpi`: the image is built, and the run passes."""
     run(machine, INSTALL)
-    assert "verdict   PASS" in run(machine, FIRST_RUN)
+    run(machine, FIRST_RUN)
+    assert json.loads(run(machine, "labctl show --json -C ~/mylab"))["verdict"] == "PASS"
