@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,9 +41,15 @@ def devcontainer_command(
 ) -> None:
     """`labctl devcontainer`: write devcontainer.json."""
     with answering(as_json=json) as output:
-        program = str(Path(sys.argv[0]).absolute())
-        written = flows.devcontainer(context(directory, output, setting), program, force=force)
+        written = flows.devcontainer(context(directory, output, setting), program_name(), force=force)
         output.answer(written, f"{written.file}: in VS Code, open {written.folder} and reopen it in its container")
+
+
+def program_name() -> str:
+    """Return how labctl is called: ``labctl`` if PATH leads to this program, else its path."""
+    program = Path(sys.argv[0]).absolute()
+    found = shutil.which("labctl")
+    return "labctl" if found and Path(found).resolve() == program.resolve() else str(program)
 
 
 def build_command(

@@ -92,7 +92,15 @@ def next_step(result: Result, project: Project | None = None) -> str:
         return "if it needs more time: --timeout, such as --timeout 2h"
     by_message = (_missing_device, _missing_module, _missing_path, _step)
     advice = _left_out(result.message, project) or next(filter(None, (of(result.message) for of in by_message)), "")
-    return advice or ("`labctl runs prune --keep N` removes old runs" if result.cause == "disk-full" else "")
+    if not advice and result.cause == "disk-full":
+        return "`labctl runs prune --keep N` removes old runs"
+    return advice or _output_of_rank(result)
+
+
+def _output_of_rank(result: Result) -> str:
+    """Return how to read all that the first crashed rank wrote; empty if no rank crashed."""
+    rank = re.search(r"\brank (\d+) on ", result.message) if result.cause == "rank-crashed" else None
+    return f"`labctl logs --run {result.run_id} --rank {rank[1]}` prints all that rank {rank[1]} wrote" if rank else ""
 
 
 def _missing_device(message: str) -> str:

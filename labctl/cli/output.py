@@ -65,26 +65,30 @@ class Output:
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
-            self.note(program_text(event.text, sys.stderr, mark=color("  | ", DIM)))
+            self.tell(program_text(event.text, sys.stderr, mark=color("  | ", DIM)))
         elif event.kind == "step" and sys.stderr.isatty():
-            self.note(human.shortened(printable(event.text, kept=""), columns(sys.stderr)))
+            self.tell(human.shortened(printable(event.text, kept=""), columns(sys.stderr)))
         elif event.kind == "warning":
-            self.note(f"{color('warning:', YELLOW)} {printable(event.text)}")
+            self.tell(f"{color('warning:', YELLOW)} {printable(event.text)}")
         elif event.kind != "waiting" or not self.as_json:
-            self.note(printable(event.text))
+            self.tell(printable(event.text))
 
     def begin(self, text: str) -> None:
         """Print what the command begins with to a terminal, for one that is silent for a while; not with --json."""
         if sys.stderr.isatty() and not self.as_json:
-            self.note(human.shortened(printable(f"{text} ...", kept=""), columns(sys.stderr)))
+            self.tell(human.shortened(printable(f"{text} ...", kept=""), columns(sys.stderr)))
 
     def note(self, text: str) -> None:
         """Print a line to stderr, above the progress bar if there is one."""
+        if self._bar:
+            self._bar.print(text)
+        else:
+            write(text, sys.stderr)
+
+    def tell(self, text: str) -> None:
+        """Print a line of progress as ``note`` does; nothing if nobody reads it and the command goes on."""
         with suppress(*self._unread):
-            if self._bar:
-                self._bar.print(text)
-            else:
-                write(text, sys.stderr)
+            self.note(text)
 
     @contextmanager
     def showing(self, progress: Callable[[], Progress], age: float, limit: float) -> Iterator[None]:
@@ -99,7 +103,7 @@ class Output:
 
         began = time.monotonic() - age
         if not can_redraw(sys.stderr):
-            with telling(self.note, progress, lambda now: progress_line(now, time.monotonic() - began, limit)):
+            with telling(self.tell, progress, lambda now: progress_line(now, time.monotonic() - began, limit)):
                 yield
             return
         bar = Bar(sys.stderr, lambda width: progress_text(progress(), time.monotonic() - began, limit, width))

@@ -36,7 +36,7 @@ BY_HOSTFILE = {"deepspeed": "deepspeed", "horovodrun": "horovod", "mpiexec": "mp
 
 def of(options: RunOptions) -> Workload:
     """Build a workload of the options' script, module or command. ConfigError for none, both, or --rehearse."""
-    script = options.script.absolute() if options.script else None
+    script = plain(options.script) if options.script else None
     _require_one(options)
     if options.rehearse:
         raise ConfigError("--rehearse shrinks a workload; a program is run as it is", hint="leave it out")
@@ -59,6 +59,12 @@ def of(options: RunOptions) -> Workload:
         criteria=(),
         deepspeed={} if configured else None,
     )
+
+
+def plain(script: Path) -> Path:
+    """Return the absolute path of a script, without ``..``."""
+    path = script.absolute()
+    return path.parent.resolve() / path.name if ".." in path.parts else path
 
 
 def project_of(options: RunOptions) -> Project | None:

@@ -191,7 +191,10 @@ def test_steps_are_cut_to_the_width_of_a_terminal_and_whole_in_a_pipe(
     with terminal(monkeypatch) as master:
         Output().event(step)
         Output().begin("stopping run r1")
-        assert os.read(master, 4096).decode() == f"[1/2] write {'x' * 25}...\r\nstopping run r1 ...\r\n"
+        screen = b""
+        while screen.count(b"\n") < 2:
+            screen += os.read(master, 4096)
+    assert screen.decode() == f"[1/2] write {'x' * 25}...\r\nstopping run r1 ...\r\n"
 
 
 def test_what_a_command_begins_with_is_for_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:

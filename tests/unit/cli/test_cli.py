@@ -27,6 +27,7 @@ from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.multi import MultiHostEngine
 from labctl.backends.state import ObservedState
 from labctl.cli import exec as commands
+from labctl.cli import lab as lab_commands
 from labctl.cli.run import list_text
 from labctl.errors import HostError
 from labctl.records import store
@@ -1080,3 +1081,18 @@ def test_runs_counted_back_are_arguments(
     monkeypatch.setattr(flows, flow, record)
     assert labctl(*typed.split()).code == HostError.exit_code
     assert seen == [named]
+
+
+def test_a_file_names_labctl_from_path_where_that_is_this_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Name the program for devcontainer.json: `labctl` if PATH leads to it, by a link too; else its path."""
+    program = tmp_path / "venv/labctl"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.argv", [str(program)])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert lab_commands.program_name() == str(program)
+    (tmp_path / "labctl").symlink_to(program)
+    assert lab_commands.program_name() == "labctl"

@@ -238,6 +238,16 @@ def test_a_result_says_in_one_line_whether_trying_again_helps(domain: str, retry
     assert "retry " not in run_text(replace(told, cause="interrupted"), Path("/srv/lab"))
 
 
+def test_a_crash_without_advice_says_where_the_rest_of_the_output_is() -> None:
+    """Format a result whose rank exited without a known cause: how to read all that the rank wrote."""
+    message = "rank 1 on worker-1 exited with code 3; the last it wrote: loss 1; rank 0 on worker-0 exited with code 3"
+    crashed = replace(RESULT, verdict="ERROR", cause="rank-crashed", message=message)
+    step = f"`labctl logs --run {RESULT.run_id} --rank 1` prints all that rank 1 wrote"
+    assert [line.split(maxsplit=1)[1] for line in run_text(crashed, Path("/srv")).splitlines() if "next" in line] == [
+        step
+    ]
+
+
 @pytest.mark.parametrize(
     ("message", "step"),
     [

@@ -80,3 +80,13 @@ def test_what_does_not_fit_together_is_refused(options: RunOptions, message: str
     """Give options that contradict each other: ConfigError."""
     with pytest.raises(ConfigError, match=message):
         program.of(options)
+
+
+def test_a_script_is_recorded_by_its_plain_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name a script by `..`, and through a link: the record has its path without `..`, of the file that is meant."""
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a/b")
+    monkeypatch.chdir(tmp_path / "a")
+    assert program.plain(Path("../train.py")) == tmp_path / "train.py"
+    assert program.plain(tmp_path / "link/../train.py") == tmp_path / "a/train.py"
+    assert program.plain(Path("train.py")) == tmp_path / "a/train.py"

@@ -98,6 +98,13 @@ def unknown(name: str, node: str, names: tuple[str, ...]) -> ConfigError:
     )
 
 
+def colors(where: Context, stdin: Literal["terminal", "pipe"]) -> tuple[str, ...]:
+    """Return the variable that gives a shell the colors of this terminal; () if it has none."""
+    # Docker's own is xterm. Images know few others, so not the terminal's own name.
+    shows_colors = "COLORTERM" in where.environ or "256color" in where.environ.get("TERM", "")
+    return ("TERM=xterm-256color",) if stdin == "terminal" and shows_colors else ()
+
+
 def attach(
     where: Context,
     nodes: tuple[str, ...],
@@ -120,7 +127,7 @@ def attach(
         if prompt:
             terminal.require(node, stdin)
             resume = () if inside.directory else ("LABCTL_RESUME=1",)
-            return session.run(inside, command, stdin=stdin, environment=resume)
+            return session.run(inside, command, stdin=stdin, environment=(*resume, *colors(where, stdin)))
         code = session.run(inside, command, stdin=stdin)
         if code in session.NOT_RUN and session.lacks(inside, command[0]):
             add = "LAB_APT adds packages of the image's distribution, LAB_PACKAGES Python's: in .env, then `labctl up`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -25,3 +26,21 @@ def test_a_node_that_no_listed_host_is_to_have_is_unknown(tmp_path: Path, hosts:
         target.entered(context, "demo", "worker-5"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("environ", "stdin", "expected"),
+    [
+        ({"TERM": "tmux-256color"}, "terminal", ("TERM=xterm-256color",)),
+        ({"TERM": "xterm-kitty", "COLORTERM": "truecolor"}, "terminal", ("TERM=xterm-256color",)),
+        ({"TERM": "xterm"}, "terminal", ()),
+        ({}, "terminal", ()),
+        ({"TERM": "xterm-256color"}, "pipe", ()),
+    ],
+)
+def test_a_shell_has_the_colors_of_the_terminal(
+    tmp_path: Path, environ: dict[str, str], stdin: Literal["terminal", "pipe"], expected: tuple[str, ...]
+) -> None:
+    """Ask for a shell's TERM: with 256 colors where this terminal has them, by a name that every image knows."""
+    context = Context(directory=tmp_path, environ=environ, emit=lambda _: None, flags={})
+    assert target.colors(context, stdin) == expected

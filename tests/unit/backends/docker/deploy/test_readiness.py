@@ -17,8 +17,10 @@ from labctl.backends.docker.hosts.ssh import Connection
 from labctl.backends.state import HostPortUser, ObservedState
 from labctl.config.context import Context
 from labctl.errors import HostError
+from labctl.jobs.request import RunOptions
 from labctl.model import Lab
 from labctl.records import store
+from labctl.records.active import ActiveRun, InUse
 
 PORT = builders.lab().master_port
 
@@ -128,3 +130,20 @@ def test_a_run_that_was_judged_is_ended_unless_nothing_is_to_be_done(
     assert ended == []
     assert readiness.under_way(judged, engine, current, preview=False) == ()
     assert ended == [record.name]
+
+
+def test_a_dry_run_notes_nodes_in_use_and_a_run_refuses_them(tmp_path: Path) -> None:
+    """Note the other run on one of a job's nodes; a run raises InUse with the same words, unless it waits."""
+    notes: list[str] = []
+    context = Context(directory=tmp_path, environ={}, emit=lambda event: notes.append(event.text), flags={})
+    job = builders.job(builders.lab(2))
+    other = ActiveRun(id="r1", nodes=("worker-1", "worker-7"), state="running", owner="ann@host")
+    readiness.note_users(context, job, ())
+    assert notes == []
+    readiness.note_users(context, job, (other,))
+    (note,) = notes
+    assert note.startswith("worker-1: in use by run r1 (ann@host, since ")
+    with pytest.raises(InUse) as caught:
+        readiness.require_free(job, (other,), RunOptions())
+    assert caught.value.message == note
+    readiness.require_free(job, (other,), RunOptions(wait=True))
