@@ -16,6 +16,8 @@ Of a lab that is up:
     12  a rendered file was edited by hand               LAB-FILES-001  labctl render
     13  the cache directory was removed                  LAB-MOUNT-001  mkdir
 
+    33  /dev/shm of a worker is full                     LAB-SHM-002    docker restart
+
 Of the settings and the host:
 
     14  DOCKER_HOST leads nowhere                        LAB-ENGINE-001 unset
@@ -31,6 +33,11 @@ Of the settings and the host:
     24  the name of a lab in another directory           LAB-NAME-001   sed
     25  devices that this host has not                   LAB-DEVICE-001 sed
     26  the cache is on a disk that is nearly full       LAB-DISK-002   mkdir && sed
+    34  a container of others has a node's name          LAB-NAME-002   docker rename
+    35  a network of others has the lab's name           LAB-NAME-002   docker network rm
+    36  a port of LAB_PORTS is in use                    LAB-PORT-004   sed
+    37  a misspelt key in compose.override.yml           LAB-FILES-002  sed
+    38  a docker context that does not exist             LAB-ENGINE-006 unset
 
 Slower ones:
 
@@ -151,6 +158,13 @@ def master_port_taken(lab: Lab) -> Iterator[Environ]:
 
 
 @contextlib.contextmanager
+def full_shared_memory(lab: Lab) -> Iterator[Environ]:
+    """Reserve all of /dev/shm of worker-1 for a file of root's."""
+    lab.inside("worker-1", "sh", "-c", "fallocate -l $(df -B1 --output=avail /dev/shm | tail -1) /dev/shm/x", user="0")
+    yield {}
+
+
+@contextlib.contextmanager
 def edited_file(lab: Lab) -> Iterator[Environ]:
     """Change `init: true` to false in worker-1's compose.yml."""
     path = lab.path / ".lab/nodes/worker-1/compose.yml"
@@ -266,12 +280,14 @@ PLANTED: dict[str, tuple[tuple[Plant, ...], tuple[Fault, ...]]] = {
         (("LAB-SSH-002", "worker-0"), ("LAB-NET-001", "worker-1"), ("LAB-KEY-002", "worker-1")),
     ),
     "quiet": (
-        (key_for_all, edited_file, master_port_taken, no_cache_directory),
+        (key_for_all, edited_file, master_port_taken, no_cache_directory, full_shared_memory),
         (
             ("LAB-KEY-003", "local"),
             ("LAB-FILES-001", "local"),
             ("LAB-PORT-001", "worker-0"),
             ("LAB-MOUNT-001", "local"),
+            # A restart, which needs the mount.
+            ("LAB-SHM-002", "worker-1"),
         ),
     ),
     "dead-engine": ((dead_engine,), (("LAB-ENGINE-001", "local"),)),
@@ -306,6 +322,46 @@ def test_faults_are_found_and_the_commands_that_are_printed_mend_them(lab: Lab, 
         matching = [single(findings, code, node) for code, node in faults]
         remaining = type_in(lab, [finding["fix"] for finding in matching], environ)
     assert not {code for code, _ in faults} & {finding["code"] for finding in remaining}, remaining
+
+
+def test_what_stops_up_is_found_before_and_mended(fresh_lab: FreshLab) -> None:
+    """Four conflicts of a lab that is down: doctor and `up` name each, and the fixes, typed, let `up` pass."""
+    lab = fresh_lab()
+    project, address = f"labctl-{lab.name}", ("127.0.0.1", 0)
+    stranger = lab.engine.containers.create("labctl/cpu", name=f"{project}-worker-1-1")
+    lab.engine.networks.create(project)
+    (lab.path / "compose.override.yml").write_text("services: {worker-1: {enviroment: {A: b}}}\n")
+    faults = (
+        *(("LAB-NAME-002", "worker-1"), ("LAB-NAME-002", "local")),
+        *(("LAB-PORT-004", "local"), ("LAB-FILES-002", "local")),
+    )
+    try:
+        with socket.create_server(address) as server:
+            write_env(lab, LAB_PORTS=str(server.getsockname()[1]))
+            findings = doctor(lab)
+            refused = lab.call("up").expect(3)
+            assert any(finding["fix"] in refused.err for finding in findings), refused.err
+            fixes = [single(findings, code, node)["fix"] for code, node in faults]
+            assert type_in(lab, fixes, {}) == []
+            lab.call("up", limit=300).expect(0)
+    finally:
+        stranger.remove(force=True)
+
+
+def test_a_docker_context_that_leads_elsewhere_is_found_and_unset(lab: Lab) -> None:
+    """LAB-ENGINE-006 for a DOCKER_CONTEXT that does not exist; its fix unsets it."""
+    environ = {"DOCKER_CONTEXT": "elsewhere"}
+    finding = single(doctor(lab, environ), "LAB-ENGINE-006", "local")
+    assert finding["fix"] == "unset DOCKER_CONTEXT"
+    assert type_in(lab, [finding["fix"]], environ) == []
+
+
+def test_a_machine_is_examined_outside_a_lab(lab: Lab, tmp_path: Path) -> None:
+    """`doctor` in an empty directory exits with 0, judges the engine, says `labctl init`, and writes nothing."""
+    answer = lab.call("doctor", "-C", str(tmp_path)).expect(0)
+    assert "this machine is ready for a lab" in answer.out
+    assert answer.out.endswith("hint: labctl init mylab\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_that_another_directory_has_is_found_and_mended(lab: Lab, tmp_path: Path) -> None:

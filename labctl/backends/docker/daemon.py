@@ -326,6 +326,14 @@ class DockerEngine:
             raise self._error(f"Docker Engine: network {identity} not found")
         return inspected
 
+    def compose_refusal(self, directory: Path, files: Iterable[str], seconds: float) -> str:
+        """Return the last line of `docker compose config` on files below a directory; empty if it accepts them."""
+        named = chain.from_iterable(("--file", path) for path in files)
+        command = (*self.docker, "compose", "--project-directory", str(directory), *named, "config", "--quiet")
+        done = process.run(command, cwd=str(directory), timeout=seconds, check=False)
+        lines = [line for line in done.err.splitlines() if "level=warning" not in line]
+        return lines[-1] if done.code and lines else ""
+
     def foreign_containers(self, prefix: str, lab: str) -> tuple[str, ...]:
         """Return the names of containers, also stopped ones, that begin with ``prefix-`` and are not of the lab."""
         with self._api() as api:

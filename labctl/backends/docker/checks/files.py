@@ -6,19 +6,19 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from labctl import naming
 from labctl.backends.docker.checks.examination import UP, CheckContext
 from labctl.backends.docker.compose import ssh_keys
+from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.deploy import plan
 from labctl.backends.finding import LIMIT, Finding, error, ok, warn
 from labctl.config import override as overriding
 from labctl.errors import nearest
 from labctl.model import LAUNCHER
-from labctl.system import human, process
+from labctl.system import human
 from labctl.system.files import outdated, write_all
 
 COMPOSED = re.compile(r"(?:validating )?\S*\.lab/nodes/\S+\.yml: ")
@@ -87,11 +87,9 @@ def refused_by_compose(ctx: CheckContext) -> str:
     with TemporaryDirectory(prefix="labctl-") as folder:
         write_all(Path(folder), ctx.rendered)
         composed = [file.path for file in ctx.rendered if file.path.endswith(".yml")]
-        named = chain.from_iterable(("--file", path) for path in composed)
-        command = ("docker", "compose", "--project-directory", folder, *named, "config", "--quiet")
-        done = process.run(command, cwd=folder, timeout=LIMIT - 1, check=False)
-    lines = [line for line in done.err.splitlines() if "level=warning" not in line]
-    return COMPOSED.sub("", lines[-1]).strip() if done.code and lines else ""
+        # Compose of this machine creates the containers of all hosts.
+        refusal = DockerEngine().compose_refusal(Path(folder), composed, LIMIT - 1)
+    return COMPOSED.sub("", refusal).strip()
 
 
 def keys(ctx: CheckContext) -> Iterator[Finding]:

@@ -466,7 +466,7 @@ def test_a_directory_of_labctl_s_that_is_a_file_stops_up_and_is_moved_away(
     """`runs` is a file: LAB-MOUNT-001, also of `up`; its fix, typed, mends it."""
     (tmp_path / "runs").touch()
     examination = examined(builders.lab(mounts=(Mount(source=str(tmp_path / "runs"), target="/workspace/runs"),)))
-    with pytest.raises(HostError, match="runs.* is not a directory"):
+    with pytest.raises(HostError, match=r"runs.* is not a directory"):
         run.failing_hosts(examination, "up")
     (finding,) = host.mounts(examination)
     typed(examination, finding)
@@ -1146,7 +1146,7 @@ def test_a_login_is_judged_by_what_the_launcher_says_of_it(
 def test_shared_memory_that_is_full_is_told_of_unless_a_run_uses_it(
     examined: Callable[..., CheckContext], free: int, running: bool, codes: list[str]
 ) -> None:
-    """/dev/shm with less than a tenth free is LAB-SHM-002 and restarts the node, but not during a run."""
+    """Shared memory with less than a tenth free is LAB-SHM-002 and restarts the node, but not during a run."""
     examination = examined()
     examination.__dict__["run_active"] = running
     findings = list(nodes.shared_memory(examination, builders.container("worker-0"), free, 8 << 30))
@@ -1296,7 +1296,7 @@ def test_a_machine_is_examined_without_a_lab_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outside a lab the checks of the machine run, none of the lab; the directory stays empty."""
-    monkeypatch.setattr(cluster, "backend_here", lambda _: FakeBackend(ObservedState()))
+    monkeypatch.setattr(cluster, "backend_here", lambda _: FakeBackend())
     monkeypatch.setattr(
         run, "CHECKS", tuple(check for check in CHECKS if check.function in {"host.cores", "files.lab_name"})
     )
