@@ -347,22 +347,27 @@ def list_text(listed: RunList, width: int) -> str:
         return "no runs yet\nhint: labctl run opt-tiny"
     if not listed.runs:
         return f"no matching run; labctl runs lists all {listed.total:,}"
-    now = datetime.now().astimezone()
-    columns = {
-        "RUN": [run.run_id for run in listed.runs],
-        "WHEN": [when(run, now) for run in listed.runs],
-        "WORKLOAD": [run.workload or "" for run in listed.runs],
-        "RESULT": list(map(result_cell, listed.runs)),
-        "LOSS": [metric_cell(run.metrics, LOSSES) for run in listed.runs],
-        **throughput_column(listed.runs),
-        "METRIC": [other_metric(run.metrics) for run in listed.runs],
-        "NODES": [str(len(run.nodes) or "") for run in listed.runs],
-        "TIME": [duration_cell(run) for run in listed.runs],
-    }
+    columns = run_columns(listed.runs)
     whole = fitted(columns, 0)
     if not width or max(map(len, whole.splitlines())) <= width:
         return whole
     return fitted(columns | {"RUN": [run.short_id for run in listed.runs]}, width, ("NODES", "TIME"))
+
+
+def run_columns(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
+    """Return the cells of runs by the head of their column, empty where a run has no such value."""
+    now = datetime.now().astimezone()
+    return {
+        "RUN": [run.run_id for run in runs],
+        "WHEN": [when(run, now) for run in runs],
+        "WORKLOAD": [run.workload or "" for run in runs],
+        "RESULT": list(map(result_cell, runs)),
+        "LOSS": [metric_cell(run.metrics, LOSSES) for run in runs],
+        **throughput_column(runs),
+        "METRIC": [other_metric(run.metrics) for run in runs],
+        "NODES": [str(len(run.nodes) or "") for run in runs],
+        "TIME": list(map(duration_cell, runs)),
+    }
 
 
 def when(run: RunSummary, now: datetime) -> str:

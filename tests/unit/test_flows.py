@@ -307,12 +307,16 @@ def test_a_run_with_other_settings_than_the_labs_says_the_up_that_makes_them_so(
     events: list[Event] = []
     flags = {"LAB_ENV_GREETING": "good day", "LAB_ENV_API_TOKEN": "s3cr3t"}
     changed = Context(directory=context.directory, environ={}, emit=events.append, flags=flags)
-    with pytest.raises(HostError, match="lab demo is out of date: launcher: ") as caught:
+    with pytest.raises(HostError, match="lab demo is out of date: launcher: LAB_ENV_API_TOKEN, LAB_ENV_G") as caught:
         flows.run(changed, "hello", RunOptions())
     assert caught.value.hint == "labctl up -s LAB_ENV_GREETING='good day' -s LAB_ENV_API_TOKEN=..."
     flows.plan_run(changed, "hello", RunOptions())
     warned = [event.text for event in events if event.kind == "warning"]
     assert "lab demo is out of date, so its launcher was not asked for programs and inputs" in warned
+    status = flows.status(changed)
+    assert (status.state, status.out_of_date) == ("up", "LAB_ENV_API_TOKEN, LAB_ENV_GREETING changed")
+    assert status.hint == caught.value.hint
+    assert (flows.status(context).out_of_date, flows.status(context).hint) == ("", "")
 
 
 @pytest.mark.parametrize("run", [flows.run, flows.plan_run])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from labctl.backends.owner import owner
 from labctl.backends.state import Container, ObservedState, altered, elsewhere
 from labctl.backends.status import LabStatus, NodeStatus
 from labctl.config.context import Context
-from labctl.errors import LabError
+from labctl.errors import Failures, LabError
 from labctl.model import HostFailure
 
 
@@ -34,11 +34,7 @@ def status_of(
     reached = reachable(cluster, observed) if reached is None else reached
     nodes = [_node_status(container, reached) for container in observed.containers]
     expected = expected_nodes(cluster, {node.name for node in nodes})
-    for node, host in expected.items():
-        if host in silent:
-            nodes.append(absent(node, host, "unreachable", silent[host].message))
-        elif observed.containers and not observed.container(node):
-            nodes.append(absent(node, host, "missing"))
+    nodes += absent_nodes(observed, expected, silent)
     place = {node: number for number, node in enumerate(expected)}
     return LabStatus(
         lab=name,
@@ -70,10 +66,14 @@ def expected_nodes(cluster: Cluster, found: Collection[str]) -> dict[str, str]:
     return dict(islice(placement.items(), 1 + count))
 
 
-def absent(node: str, host: str, state: str, reason: str = "") -> NodeStatus:
-    """Return the status of a node without a container that could be looked at."""
-    role = "launcher" if node == model.LAUNCHER else "worker"
-    return NodeStatus(name=node, role=role, host=host, state=state, reason=reason)
+def absent_nodes(observed: ObservedState, expected: Mapping[str, str], silent: Failures) -> Iterator[NodeStatus]:
+    """Yield the status of nodes on silent hosts, and, unless the lab is down, of those without a container."""
+    for node, host in expected.items():
+        role = "launcher" if node == model.LAUNCHER else "worker"
+        if host in silent:
+            yield NodeStatus(name=node, role=role, host=host, state="unreachable", reason=silent[host].message)
+        elif observed.containers and not observed.container(node):
+            yield NodeStatus(name=node, role=role, host=host, state="missing")
 
 
 def _node_status(container: Container, reached: Collection[str]) -> NodeStatus:
