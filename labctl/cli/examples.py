@@ -53,11 +53,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "k8s render": (
         ("labctl k8s render opt-tiny", "Print the manifests of a workload"),
-        (
-            "labctl k8s render opt-tiny | kubectl apply --server-side -f -",
-            "Apply them",
-        ),
-        ("labctl k8s render opt-13b -s LAB_ACCELERATOR=habana -s LAB_SLOTS=8", "Print them for eight Gaudis per pod"),
+        ("labctl k8s render opt-tiny | kubectl apply --server-side -f -", "Apply them"),
+        ("labctl k8s render opt-13b -s LAB_NODES=2 -s LAB_SLOTS=8", "Print them for two pods with eight devices each"),
     ),
     "k8s export": (
         ("labctl k8s export opt-tiny --kustomize deploy", "Write a directory for `kubectl apply -k deploy`"),
@@ -222,10 +219,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "labctl batch opt-tiny hostfiles/4nodes_1xN hostfiles/4nodes_2xN --timeout 10m --repeat 2",
             "Run it twice on each of several",
         ),
-        (
-            "labctl batch opt-tiny hostfiles/4nodes_2xN --resume",
-            "Go on after Ctrl-C",
-        ),
+        ("labctl batch opt-tiny hostfiles/4nodes_2xN --resume", "Go on after Ctrl-C"),
     ),
     "bisect": (
         ("labctl bisect opt-tiny", "Find the nodes or links that are slow or fail"),
