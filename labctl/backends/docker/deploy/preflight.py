@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.model import HERE, Lab
 from labctl.records.active import since
-from labctl.system import filelock, files, human, process
+from labctl.system import filelock, files, human
 
 if TYPE_CHECKING:
     from labctl.backends.docker.lab.cluster import Cluster
@@ -86,6 +85,7 @@ def require_override(lab: Lab) -> None:
     import tempfile
 
     from labctl.backends.docker.compose import render
+    from labctl.backends.docker.daemon import compose_refusal
     from labctl.config.override import FILE
 
     changed = [node for node in lab.nodes if render.overrides(lab, node)]
@@ -94,11 +94,10 @@ def require_override(lab: Lab) -> None:
     with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
         texts = [file for node in changed for file in (render.render_node(lab, node, {}), *render.overrides(lab, node))]
         files.write_all(Path(folder), texts)
-        named = chain.from_iterable(("--file", f"{folder}/{file.path}") for file in texts)
-        done = process.run(("docker", "compose", "--env-file", "/dev/null", *named, "config", "--quiet"), check=False)
-    if done.code:
+        refused = compose_refusal(f"{folder}/{file.path}" for file in texts)
+    if refused:
         # It names the copies of the files, which are gone.
-        reason = re.sub(r"validating \S+: ", "", done.err.strip()).replace(f"{folder}/", "")
+        reason = re.sub(r"validating \S+: ", "", refused).replace(f"{folder}/", "")
         hint = f"correct it in {FILE}, which has the keys of Docker Compose"
         raise ConfigError(f"{FILE}: docker compose refuses it: {reason}", hint=hint)
 
