@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from enum import Enum
 from itertools import chain
@@ -271,7 +272,8 @@ def stop_command(
     """`labctl stop`: stop a run, and print its result."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
-        output.begin(stopping_text(lab, run, grace))
+        with suppress(ConfigError):
+            output.begin(stopping_text(lab, run, grace))
         answer = flows.stop(lab, run, grace)
         output.answer(answer, run_text(answer, lab.directory))
 

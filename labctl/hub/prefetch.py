@@ -229,9 +229,10 @@ def has_all_weights(snapshot: Path, index: str, files: set[str]) -> bool:
 def by_hand(hub: Hub, failure: HostError, absent: Iterable[tuple[Kind, str]]) -> HostError:
     """Return the error for repositories missing while the hub is unreachable, with other ways to get them."""
     lines = ", ".join(f"{kind} {name}" for kind, name in absent)
-    folders = " ".join(hub.folder(kind, name).name for kind, name in absent)
+    names = [hub.folder(kind, name).name for kind, name in absent]
+    folders = f"folder{'s' * (len(names) > 1)} {' '.join(names)}"
     way = (
-        f"behind a proxy set HTTPS_PROXY, behind a mirror export HF_ENDPOINT; without network copy the folders "
+        f"behind a proxy set HTTPS_PROXY, behind a mirror export HF_ENDPOINT; without network copy the "
         f"{folders} from the cache of a machine that has them (~/.cache/huggingface/hub) into {hub.cache}"
     )
     return HostError(f"{failure.message}; missing here: {lines}", hint=failure.hint or way)

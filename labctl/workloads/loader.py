@@ -7,7 +7,6 @@ and replaces the rest.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def list_all(directory: Path, launchers: tuple[str, ...]) -> tuple[tuple[Workloa
 def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[list[Declared], list[ConfigError]]:
     """Read workload files, all or those that contain ``name``; return workloads, errors. ConfigError without folder."""
     if not directory.is_dir():
-        hint = f"cd into a lab's directory, or `labctl init {shlex.quote(str(directory.parent))}`"
+        hint = "cd into the lab's directory, or name it: -C DIRECTORY; `labctl init mylab` creates one"
         raise ConfigError(f"{directory}: no such folder of workloads", hint=hint)
     declared: list[Declared] = []
     errors: list[ConfigError] = []

@@ -38,13 +38,13 @@ def test_every_mistake_has_words_and_a_way_out_that_the_person_did_not_type(mist
 def test_a_directory_that_is_no_lab_is_told_apart(
     command: str, labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run in a directory that is no lab: exit code 2 with `labctl init` for it."""
+    """Run in a directory that is no lab: exit code 2, the hint names -C and `labctl init`."""
     (tmp_path / "other").mkdir()
     (tmp_path / ".env").unlink()
     monkeypatch.chdir(tmp_path / "other")
     answer = labctl(*command.split())
     assert answer.code == 2
-    assert f"labctl init {tmp_path}/other" in answer.err
+    assert "-C DIRECTORY; `labctl init mylab` creates one" in answer.err
 
 
 @pytest.mark.parametrize(
