@@ -167,4 +167,4 @@ def test_output_of_commands_is_written_below_them() -> None:
         with pytest.raises(SystemExit, match="exit 3"):
             session.transcript("$ exit 3\n")
     assert text.startswith("$ mkdir lab && cd lab\n$ pwd\n~/lab\n$ seq 40\n1\n")
-    assert text.endswith("\n12\n...\n21\n" + "".join(f"{n}\n" for n in range(22, 41)) + "$ false  # exit 1\n")
+    assert text.endswith("\n5\n...\n29\n" + "".join(f"{number}\n" for number in range(30, 41)) + "$ false  # exit 1\n")
