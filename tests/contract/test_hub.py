@@ -397,7 +397,7 @@ def test_an_answer_of_a_hub_that_would_lead_out_of_the_cache_is_refused(
     hub.lies = json.loads(json.dumps(lie).replace("{victim}", str(victim)))
     said = person()
     assert (said.code, said.out) == (3, "")
-    assert f"the hub at {hub.endpoint} gives " in said.err
+    assert f"the hub at {hub.endpoint} returned " in said.err
     assert [(path.name, path.read_text()) for path in victim.iterdir()] == [("thesis.json", "years of work")]
     assert not [path for path in (person.directory / "shared").rglob("*") if path.is_file() and path.stat().st_size]
 

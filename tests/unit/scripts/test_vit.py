@@ -54,8 +54,8 @@ def test_a_rehearsal_is_tiny(vit: SimpleNamespace, variant: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["--image-size", "100"], "no multiple of the 16 pixels"),
-        (["--image-size", "0"], "no multiple of the 16 pixels"),
+        (["--image-size", "100"], "not a multiple of the 16 pixels"),
+        (["--image-size", "0"], "not a multiple of the 16 pixels"),
         (["--dataset-percentage", "50"], "at most 1"),
         (["--dataset-percentage", "0"], "not above 0"),
         (["--epochs", "0"], "--epochs 0 is not at least 1"),

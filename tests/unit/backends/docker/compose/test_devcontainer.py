@@ -123,6 +123,6 @@ def test_a_persons_own_file_is_left_alone_unless_forced(context: Context, own: s
 
 def test_a_directory_that_is_no_labs_gets_none(tmp_path: Path) -> None:
     """A directory without .env raises ConfigError and gets no file."""
-    with pytest.raises(ConfigError, match=r"has no \.env"):
+    with pytest.raises(ConfigError, match=r"no \.env"):
         flows.devcontainer(Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={}), "/opt/labctl")
     assert list(tmp_path.iterdir()) == []
