@@ -156,9 +156,7 @@ def bisect_command(
         str,
         typer.Option(metavar="NODES", autocompletion=complete.node, help="Test only these, such as worker-0,worker-1."),
     ] = "",
-    within: Annotated[
-        str, typer.Option(metavar="PERCENT", help="Allowed drop of a run below the median.")
-    ] = "10%",
+    within: Annotated[str, typer.Option(metavar="PERCENT", help="Allowed drop of a run below the median.")] = "10%",
     min_: Annotated[float | None, typer.Option("--min", metavar="X", help="Minimum throughput per node.")] = None,
     links: Annotated[bool, typer.Option("--links", help="Look for bad links between nodes of one host, too.")] = False,
     drain: Annotated[bool, typer.Option("--drain", help="Add bad nodes to drained.txt.")] = False,

@@ -42,9 +42,7 @@ def test_every_launcher_is_in_the_pages_for_workloads() -> None:
     docs = TESTS.parent / "docs"
     described = set(re.findall(r"`([\w:]+)`", (docs / "workloads.md").read_text(encoding="utf-8")))
     row = next(
-        line
-        for line in (docs / "workload-yml.md").read_text(encoding="utf-8").splitlines()
-        if "| `launcher` |" in line
+        line for line in (docs / "workload-yml.md").read_text(encoding="utf-8").splitlines() if "| `launcher` |" in line
     )
     assert [name for name in launchers.known() if name not in described] == []
     assert [name for name in launchers.names() if f"`{name}`" not in row] == []

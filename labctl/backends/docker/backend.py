@@ -220,7 +220,6 @@ class DockerBackend:
             if usable is not self.cluster:
                 self.cluster = usable
                 return decide.up(self.context, usable, lab, observed)
-            preflight.require_override(lab)
         return plan, failed
 
     def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:

@@ -171,14 +171,6 @@ def within(seconds: int) -> tuple[str, ...]:
     return ("timeout", "--foreground", f"--kill-after={GRACE}", str(seconds))
 
 
-def compose_refusal(paths: Iterable[str]) -> str:
-    """Return why docker compose refuses these files as one project; empty if it takes them."""
-    named = chain.from_iterable(("--file", path) for path in paths)
-    command = ("docker", "compose", "--env-file", "/dev/null", *named, "config", "--quiet")
-    done = process.run((*within(CHANGING), *command), check=False)
-    return done.err.strip() if done.code else ""
-
-
 def without_repeats(printed: str) -> list[str]:
     """Return each line of docker's output once: compose prints some twice, or again after a service's name."""
     lines = list(dict.fromkeys(line.rstrip() for line in printed.splitlines() if line.strip()))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labctl import model
 from labctl.backends.docker import agent
 from labctl.backends.docker.engine import Engine
 from labctl.config.context import Context
-from labctl.errors import ConfigError, HostError
+from labctl.errors import HostError
 from labctl.model import HERE, Lab
 from labctl.records.active import since
-from labctl.system import filelock, files, human
+from labctl.system import filelock, human
 
 if TYPE_CHECKING:
     from labctl.backends.docker.lab.cluster import Cluster
@@ -78,28 +76,6 @@ def note_busy_hosts(context: Context, cluster: Cluster) -> None:
     if busy and not store.ran_within(context.directory, SETTLED):
         for host, how in busy.items():
             context.notice(load.busy_text(host, how))
-
-
-def require_override(lab: Lab) -> None:
-    """Raise ConfigError if docker compose refuses the lab's compose files with the user's compose.override.yml."""
-    import tempfile
-
-    from labctl.backends.docker.compose import render
-    from labctl.backends.docker.daemon import compose_refusal
-    from labctl.config.override import FILE
-
-    changed = [node for node in lab.nodes if render.overrides(lab, node)]
-    if not changed:
-        return
-    with tempfile.TemporaryDirectory(prefix="labctl-") as folder:
-        texts = [file for node in changed for file in (render.render_node(lab, node, {}), *render.overrides(lab, node))]
-        files.write_all(Path(folder), texts)
-        refused = compose_refusal(f"{folder}/{file.path}" for file in texts)
-    if refused:
-        # It names the copies of the files, which are gone.
-        reason = re.sub(r"validating \S+: ", "", refused).replace(f"{folder}/", "")
-        hint = f"correct it in {FILE}, which has the keys of Docker Compose"
-        raise ConfigError(f"{FILE}: docker compose refuses it: {reason}", hint=hint)
 
 
 def require_no_run(context: Context, engine: Engine, observed: ObservedState, steps: Iterable[Step]) -> None:

@@ -21,11 +21,11 @@ from labctl.backends.plan import Step, carry_out
 from labctl.backends.state import elsewhere
 from labctl.config import settings
 from labctl.config.context import Context
-from labctl.errors import ConfigError, HostError
+from labctl.errors import HostError
 from labctl.model import HERE, Lab, Secret
 from labctl.records import store
 from labctl.runs import labs
-from labctl.system import filelock, process, procfs
+from labctl.system import filelock, procfs
 
 
 def prepare(of: Lab, image_id: str = "sha256:1") -> tuple[Step, ...]:
@@ -338,25 +338,3 @@ def test_a_hosts_cache_of_another_image_is_emptied_and_no_link_followed_that_is_
     assert (keys.read_text(), list(cache.iterdir())) == ("mine", [cache / "image"])
     assert make("/usr/bin:/bin") == 0
     assert ((cache / "image").read_text(), keys.read_text()) == ("sha256:1", "mine")
-
-
-def test_an_override_that_compose_refuses_stops_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan with an override that compose refuses: ConfigError that names compose.override.yml and compose's reason."""
-    asked: list[tuple[str, ...]] = []
-
-    def refuse(argv: tuple[str, ...], **_: object) -> process.CompletedProcess:
-        """Fail as docker compose does for an unknown key."""
-        asked.append(argv)
-        reason = f"validating {argv[-3]}: services.worker-1 Additional property enviroment is not allowed\n"
-        return process.CompletedProcess(argv, 15, "", reason)
-
-    monkeypatch.setattr(process, "run", refuse)
-    preflight.require_override(lab())
-    assert asked == []
-    with pytest.raises(ConfigError) as caught:
-        preflight.require_override(lab(override=(("worker-1", '{"enviroment": {"A": "b"}}'),)))
-    reason = "services.worker-1 Additional property enviroment is not allowed"
-    assert caught.value.message == f"compose.override.yml: docker compose refuses it: {reason}"
-    assert "compose.override.yml" in caught.value.hint
-    named = [argument.partition("/.lab/")[2] for argument in asked[0] if "/.lab/" in argument]
-    assert named == ["nodes/worker-1/compose.yml", "nodes/worker-1/override.yml"]
