@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs/pictures"
 PAGES = ("README.md", "docs/tour.md")
 WIDTH = 100
-LONGEST, HEAD, TAIL = 18, 5, 12
+LONGEST, HEAD, TAIL = 30, 5, 12
 """Lines of an output that is shown whole, and those of a longer one that are shown."""
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 EXPECTED = re.compile(r"  +# exit (\d+)$")
