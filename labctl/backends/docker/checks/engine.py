@@ -102,7 +102,8 @@ def compose(ctx: CheckContext) -> Iterator[Finding]:
     """Check that docker compose on this machine, which creates all hosts' containers, works and is new enough."""
     from labctl.system.setup.requirements import OLDEST_COMPOSE
 
-    yield plugin(ctx, "LAB-ENGINE-002", "compose", OLDEST_COMPOSE, "error", "containers are created by it")
+    oldest = f"{OLDEST_COMPOSE} or newer, which reads `!override` in compose.override.yml"
+    yield plugin(ctx, "LAB-ENGINE-002", "compose", oldest, "error", "containers are created by it")
 
 
 def buildx(ctx: CheckContext) -> Iterator[Finding]:
@@ -110,22 +111,26 @@ def buildx(ctx: CheckContext) -> Iterator[Finding]:
     from labctl.system.setup.requirements import OLDEST_BUILDX
 
     level: Level = "error" if ctx.builds else "warn"
-    yield plugin(ctx, "LAB-ENGINE-003", "buildx", OLDEST_BUILDX, level, "images are built by it")
+    oldest = f"{OLDEST_BUILDX} or newer, which has `--provenance`"
+    yield plugin(ctx, "LAB-ENGINE-003", "buildx", oldest, level, "images are built by it")
 
 
-def plugin(ctx: CheckContext, code: str, name: str, oldest: str, level: Level, impact: str) -> Finding:
-    """Return the finding about a docker plugin: at ``level`` if it fails or is too old; an unknown version is ok."""
+def plugin(ctx: CheckContext, code: str, name: str, needed: str, level: Level, impact: str) -> Finding:
+    """Return the finding about a docker plugin: at ``level`` if it fails or is too old; an unknown version is ok.
+
+    ``needed`` begins with the oldest version that labctl can use.
+    """
     from labctl.system.setup.requirements import first_version, is_older, plugin_version
 
     printed, reason = plugin_version(name, LIMIT - 1)
     version = first_version(printed)
-    if printed and not (version and is_older(version, oldest)):
+    if printed and not (version and is_older(version, needed.split(maxsplit=1)[0])):
         return ok(code, printed.splitlines()[0])
     in_home = Path(ctx.environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker") / f"cli-plugins/docker-{name}"
     # A plugin in the user's home hides the system's, also if it is broken.
     fix = shlex.join(("mv", str(in_home), f"{in_home}.broken")) if os.path.lexists(in_home) else "labctl setup"
     if printed:
-        return problem(level, code, f"docker {name} {version}", f"labctl needs {oldest} or newer", fix)
+        return problem(level, code, f"docker {name} {version}", f"labctl needs {needed}", fix)
     return problem(level, code, f"docker {name} does not work: {reason.splitlines()[0]}", impact, fix)
 
 

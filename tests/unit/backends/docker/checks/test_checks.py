@@ -720,7 +720,8 @@ def test_compose_that_is_too_old_is_named_and_stops_up_before_it_is_used(
         return
     with pytest.raises(HostError) as caught:
         run.failing_hosts(examined(), "compose up")
-    assert caught.value.message == f"docker compose {old} (LAB-ENGINE-002): labctl needs 2.24.4 or newer"
+    needed = "labctl needs 2.24.4 or newer, which reads `!override` in compose.override.yml"
+    assert caught.value.message == f"docker compose {old} (LAB-ENGINE-002): {needed}"
     assert caught.value.hint == "labctl setup"
 
 
