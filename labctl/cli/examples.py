@@ -215,7 +215,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "batch": (
         ("labctl batch opt-tiny hostfiles/4nodes_2xN", "Run a workload on each hostfile of a directory"),
-        ("labctl batch opt-tiny hostfiles/4nodes_2xN --timeout 10m --repeat 2", "Run it twice on each, 10 minutes at most"),
+        (
+            "labctl batch opt-tiny hostfiles/4nodes_2xN --timeout 10m --repeat 2",
+            "Run it twice on each, at most 10 minutes",
+        ),
         ("labctl batch opt-tiny hostfiles/4nodes_2xN --resume", "Go on after Ctrl-C"),
     ),
     "bisect": (
