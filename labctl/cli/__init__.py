@@ -112,7 +112,7 @@ ENDS = (
 )
 CODES = (
     "0 pass, 1 bug in labctl, 2 usage or settings, 3 environment, 4 workload failed, 5 criteria not met, 6 unsure,"
-    " 7 retries that get no further, 124 timed out, 130 interrupted"
+    " 7 retries that get no further, 124 timed out or stalled, 130 interrupted"
 )
 
 

@@ -55,7 +55,8 @@ def load_command(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Lab directory; created if missing.")] = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Write files that programs of this machine may execute.")
+        bool,
+        typer.Option("--yes", "-y", help="Do not ask before writing files that programs of this machine may execute."),
     ] = False,
     setting: Setting = None,
     json: Json = False,

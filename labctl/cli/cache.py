@@ -32,7 +32,7 @@ def cache_command(
         bool,
         typer.Option(
             "--hosts",
-            help="Copy to HOST_CACHE_PATH of all hosts of LAB_HOSTS from this machine: what is named, or all.",
+            help="Copy what is named, or the whole cache, from this machine to all hosts of LAB_HOSTS.",
         ),
     ] = False,
     directory: Directory = HERE,

@@ -27,7 +27,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("labctl devices -s LAB_NODES=4", "Show how they would be shared by four nodes"),
     ),
     "config": (
-        ("labctl config", "Show all settings and where each comes from"),
+        ("labctl config", "Show the settings that are set or decided, and why"),
         ("labctl config -s LAB_NODES=4 --json", "Show them as JSON, with one changed"),
     ),
     "render": (
@@ -154,12 +154,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "top": (
         ("labctl top", "Watch the latest run that is under way"),
-        ("labctl top c3a223", "Watch the run whose id ends so"),
+        ("labctl top c3a223", "Watch the run whose id ends in c3a223"),
         ("labctl top --json", "Print the numbers once, as JSON"),
     ),
     "stacks": (
         ("labctl stacks", "Tell where the ranks of the latest run are"),
-        ("labctl stacks c3a223", "Tell it of the run whose id ends so"),
+        ("labctl stacks c3a223", "Show it of the run whose id ends in c3a223"),
     ),
     "stop": (
         ("labctl stop", "Stop the latest run"),
@@ -167,7 +167,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "runs": (
         ("labctl runs", "List runs, the latest first"),
-        ("labctl runs --workload opt-tiny --verdict PASS --since 2d", "List those that passed in two days"),
+        (
+            "labctl runs --workload opt-tiny --verdict PASS --since 2d",
+            "List runs of opt-tiny that passed in the last two days",
+        ),
         ("labctl runs prune --keep 20", "Remove all but the latest 20"),
     ),
     "runs ls": (
@@ -181,7 +184,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "show": (
         ("labctl show", "Show the result of the latest run"),
         ("labctl show -2", "Show that of the run before it"),
-        ("labctl show c3a223 --json", "Print that of the run whose id ends so, as JSON"),
+        ("labctl show c3a223 --json", "Print the result of the run whose id ends in c3a223, as JSON"),
     ),
     "compare": (
         ("labctl compare -2 -1", "Compare the last two runs"),

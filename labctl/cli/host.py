@@ -63,7 +63,7 @@ def doctor_command(
         bool, typer.Option("--fix", help="Apply fixes that only change labctl's own resources (asks first).")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show also what is ok.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also show checks that passed.")] = False,
     setting: Setting = None,
     json: Json = False,
 ) -> None:

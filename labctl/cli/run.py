@@ -122,7 +122,7 @@ def run_command(
     per_node: Annotated[
         bool, typer.Option("--per-node", help="Start it once on each node, as `torchrun` and `accelerate launch`.")
     ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Start it once, in the launcher.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Start the program once, in the launcher.")] = False,
     local_rank: Annotated[
         bool, typer.Option("--local-rank", help="Pass --local_rank=N to the script, as DeepSpeed's launcher does.")
     ] = False,
@@ -132,7 +132,9 @@ def run_command(
     hostfile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Nodes and slots to use (default: all).")
     ] = None,
-    include: Annotated[str, typer.Option(metavar="NODES", help="Use only these, such as worker-0@worker-1:0,2.")] = "",
+    include: Annotated[
+        str, typer.Option(metavar="NODES", help="Use only these nodes and slots, such as worker-0@worker-1:0,2.")
+    ] = "",
     exclude: Annotated[str, typer.Option(metavar="NODES", help="Use all but these.")] = "",
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Exit once the run is launched; `labctl attach` follows it.")
