@@ -56,7 +56,7 @@ def test_hosts_see_what_git_tracks_of_a_clone_as_it_is_now(rack_lab: RackLabs, c
     with (clone / "edited").open("wb") as large:
         large.truncate(300_000_000)
     refused = lab.call("up").expect(2).err
-    assert f"{clone} holds 300 MB without .git, and hosts are sent at most 200 MB of a clone" in refused
+    assert f"{clone} holds 300 MB without .git, and labctl sends hosts at most 200 MB of a clone" in refused
 
 
 def test_one_command_fills_the_cache_of_every_host_once(rack_lab: RackLabs, tmp_path: Path) -> None:

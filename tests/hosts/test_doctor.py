@@ -109,4 +109,5 @@ def test_devices_and_settings_are_those_of_the_hosts(rack_lab: RackLabs) -> None
         ("h2", ["worker-1"]),
     ]
     decided = lab.call("config", "--json").expect(0).json["decided"]
-    assert [(setting["value"], "h1, h2" in setting["why"]) for setting in decided] == [("cpu", True)]
+    values = {setting["key"]: (setting["value"], "h1, h2" in setting["why"]) for setting in decided}
+    assert values == {"accelerator": ("cpu", True), "LAB_NODES": ("2", False)}

@@ -112,7 +112,7 @@ def test_an_expectation_that_is_missed_fails_on_the_nodes_of_the_hostfile(lab: L
     hostfile.write_text("worker-1 slots=1\n", encoding="utf-8")
     answer = lab.call("run", "hello", "--hostfile", str(hostfile), "--set", "answer=47", "--expect", "answer>=50")
     assert "FAIL (criteria)" in answer.expect(5).out
-    assert "answer >= 50" in answer.out
+    assert "(>= 50 wanted)" in answer.out
     result = lab.call("show", "latest", "--json").expect(0).json
     assert (result["verdict"], result["cause"], result["exit_code"]) == ("FAIL", "criteria", 5)
     assert result["metrics"]["answer"]["value"] == 47
