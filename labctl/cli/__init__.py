@@ -25,7 +25,7 @@ COMMANDS = {
     "doctor": ("host", "diagnose hosts, Docker and the lab, and suggest fixes"),
     "health": ("health", "check that hosts are fit to run: hardware, kernel, disks, clocks"),
     "devices": ("devices", "list accelerators, cores and fabrics, and the node of each"),
-    "config": ("host", "show effective settings and their origin"),
+    "config": ("host", "show the settings that are set or decided, and their origin"),
     "render": ("lab", "write the files of all nodes without starting them"),
     "build": ("lab", "build the lab's image, or a workload's"),
     "up": ("lab", "create and start the lab, and wait until workers are reachable"),

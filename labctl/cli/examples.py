@@ -28,6 +28,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "config": (
         ("labctl config", "Show the settings that are set or decided, and why"),
+        ("labctl config --all", "Show those at their defaults, too"),
         ("labctl config -s LAB_NODES=4 --json", "Show them as JSON, with one changed"),
     ),
     "render": (
@@ -47,22 +48,34 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("labctl up --dry-run", "Print what would be done"),
     ),
     "k8s": (
-        ("labctl k8s render opt-tiny", "Print the manifests of a workload"),
-        ("labctl k8s submit opt-tiny", "Create its job, and leave it to the cluster"),
+        ("labctl k8s render opt-tiny -s LAB_ACCELERATOR=cpu", "Print the manifests of a workload"),
+        ("labctl k8s submit opt-tiny -s LAB_ACCELERATOR=cpu", "Create its job, and leave it to the cluster"),
         ("labctl k8s import job.yaml", "Make a workload of an MPIJob"),
     ),
     "k8s render": (
-        ("labctl k8s render opt-tiny", "Print the manifests of a workload"),
-        ("labctl k8s render opt-tiny | kubectl apply --server-side -f -", "Apply them"),
-        ("labctl k8s render opt-13b -s LAB_NODES=2 -s LAB_SLOTS=8", "Print them for two pods with eight devices each"),
+        ("labctl k8s render opt-tiny -s LAB_ACCELERATOR=cpu", "Print the manifests of a workload"),
+        ("labctl k8s render opt-tiny -s LAB_ACCELERATOR=cpu | kubectl apply --server-side -f -", "Apply them"),
+        ("labctl k8s render opt-tiny -s LAB_ACCELERATOR=cpu -s LAB_NODES=4", "Print them for four workers"),
     ),
     "k8s export": (
-        ("labctl k8s export opt-tiny --kustomize deploy", "Write a directory for `kubectl apply -k deploy`"),
-        ("labctl k8s export opt-13b --kustomize deploy --rehearse", "Write the small form of a workload"),
+        (
+            "labctl k8s export opt-tiny --kustomize deploy -s LAB_ACCELERATOR=cpu",
+            "Write a directory for `kubectl apply --server-side -k deploy`",
+        ),
+        (
+            "labctl k8s export opt-13b --kustomize deploy --rehearse -s LAB_ACCELERATOR=cpu",
+            "Write the small form of a workload",
+        ),
     ),
     "k8s submit": (
-        ("labctl k8s submit opt-tiny", "Create the job of a workload, and leave it to the cluster"),
-        ("labctl k8s submit opt-tiny --timeout 30m --set steps=200", "Change its time limit and an argument"),
+        (
+            "labctl k8s submit opt-tiny -s LAB_ACCELERATOR=cpu",
+            "Create the job of a workload, and leave it to the cluster",
+        ),
+        (
+            "labctl k8s submit opt-tiny --timeout 30m --set steps=200 -s LAB_ACCELERATOR=cpu",
+            "Change its time limit and an argument",
+        ),
     ),
     "k8s delete": (
         ("labctl k8s delete opt-tiny", "Delete the job of a workload"),
@@ -70,7 +83,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "k8s import": (
         ("labctl k8s import job.yaml", "Write the MPIJob as a workload, and print its settings"),
-        ("labctl k8s import job.yaml >> .env", "Add the settings to .env"),
+        ("labctl k8s import job.yaml --json", "Print what was written, and the settings, as JSON"),
     ),
     "bundle": (
         ("labctl bundle save lab.bundle", "Save the lab with its image to a file"),
@@ -171,6 +184,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "labctl runs --workload opt-tiny --verdict PASS --since 2d",
             "List runs of opt-tiny that passed in the last two days",
         ),
+        ("labctl runs --csv", "Print a table for a spreadsheet, with a column for each metric"),
         ("labctl runs prune --keep 20", "Remove all but the latest 20"),
     ),
     "runs ls": (
@@ -189,9 +203,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "compare": (
         ("labctl compare -2 -1", "Compare the last two runs"),
         ("labctl compare c3a223 9f01b4 latest", "Compare several; runs with the same settings are one group"),
+        ("labctl compare -2 -1 --metric throughput", "Compare one metric"),
     ),
     "report": (
         ("labctl report", "Write a page of the latest run, with its charts as PNG"),
+        ("labctl report --open", "Also open it in a browser"),
         ("labctl report -2 -1 --out pages/two", "Write a page that compares two runs to a directory"),
         ("labctl report metrics.csv", "Draw the curves of a script's own metrics"),
     ),
@@ -217,12 +233,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("labctl hostfiles nodes.txt --size 2 --pattern all-pairs", "Write one for every pair that there can be"),
     ),
     "batch": (
-        ("labctl batch opt-tiny hostfiles/4nodes_2xN", "Run a workload on each hostfile of a directory"),
+        ("labctl batch opt-tiny hostfiles/2nodes_2xN", "Run a workload on each hostfile of a directory"),
         (
-            "labctl batch opt-tiny hostfiles/4nodes_2xN --timeout 10m --repeat 2",
+            "labctl batch opt-tiny hostfiles/2nodes_2xN --timeout 10m --repeat 2",
             "Run it twice on each, at most 10 minutes",
         ),
-        ("labctl batch opt-tiny hostfiles/4nodes_2xN --resume", "Go on after Ctrl-C"),
+        ("labctl batch opt-tiny hostfiles/2nodes_2xN --resume", "Go on after Ctrl-C"),
     ),
     "bisect": (
         ("labctl bisect opt-tiny", "Find the nodes or links that are slow or fail"),
@@ -231,12 +247,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "eval": (
         (
-            "labctl eval output/4nodes_2xN_opt-tiny --within 10%",
+            "labctl eval output/2nodes_2xN_opt-tiny --within 10%",
             "Judge a batch: no job more than 10 % below the median of its size",
         ),
-        ("labctl eval output/4nodes_2xN_opt-tiny --min 600", "Judge it: each job must reach 600"),
+        ("labctl eval output/2nodes_2xN_opt-tiny --min 600", "Judge it: each job must reach 600"),
         ("labctl eval logs --pattern 'speed: (\\S+)' --min 5", "Judge logs of other programs by a number in them"),
-        ("labctl eval output/4nodes_2xN_opt-tiny --csv jobs.csv --junit jobs.xml", "Write the answer to files, too"),
+        ("labctl eval output/2nodes_2xN_opt-tiny --csv jobs.csv --junit jobs.xml", "Write the answer to files, too"),
     ),
     "validate": (
         ("labctl validate", "Validate the hosts in two or three minutes"),

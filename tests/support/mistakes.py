@@ -19,7 +19,6 @@ class Mistake:
     code: int
     says: str
     hint: str
-    cost: str = "nothing"
     setting: str = ""
     """Line of .env."""
     files: dict[str, str] = field(default_factory=dict)
@@ -28,7 +27,7 @@ class Mistake:
     @property
     def row(self) -> str:
         typed = ", ".join(f"`{line}`" for line in (self.setting, f"labctl {self.typed}") if line)
-        return f"| {self.what} | {typed} | {self.code} | {self.says} | {self.hint} | {self.cost} |"
+        return f"| {self.what} | {typed} | {self.code} | {self.says} | {self.hint} |"
 
 
 TRAIN = {"train.py": "print(1)\n"}
@@ -177,7 +176,6 @@ STARTED = (
         4,
         "No module named 'nltk'",
         "LAB_PACKAGES",
-        "a launch",
         files={"lacks.py": "import nltk\n"},
     ),
     Mistake(
@@ -186,7 +184,6 @@ STARTED = (
         4,
         "Read-only file system",
         "the current directory",
-        "a launch",
         files={"writes.py": "open('/workspace/workloads/x', 'w')\n"},
     ),
     Mistake(
@@ -195,7 +192,6 @@ STARTED = (
         4,
         "No such file or directory: '/datasets/train.txt'",
         "LAB_MOUNTS=/datasets:/datasets:ro",
-        "a launch",
         files={"reads.py": "open('/datasets/train.txt')\n"},
     ),
     Mistake(
@@ -204,7 +200,6 @@ STARTED = (
         4,
         "not compiled with CUDA",
         "labctl devices",
-        "a launch",
         files={"gpu.py": "import torch\ntorch.zeros(1).cuda()\n"},
     ),
     Mistake(
@@ -213,7 +208,6 @@ STARTED = (
         4,
         "127.0.0.1 is not reached from worker-0 within 3 s",
         "labctl cache --model",
-        "a launch and three seconds",
         setting="LAB_ENV_HF_ENDPOINT=http://127.0.0.1:9",
         files={"hub.py": 'from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained("gpt2")\n'},
     ),
@@ -223,7 +217,6 @@ STARTED = (
         4,
         "EOFError",
         "as an argument, after `--`",
-        "a launch",
         files={"asks.py": "input('continue? ')\n"},
     ),
     Mistake(
@@ -232,7 +225,6 @@ STARTED = (
         4,
         "the following arguments are required: --data",
         "to the script after `--`",
-        "a launch",
         files={
             "args.py": """\
 from argparse import ArgumentParser
@@ -248,7 +240,6 @@ parser.parse_args()
         124,
         "timed out after 3 s",
         "--timeout 2h",
-        "3 s",
         files={"hangs.py": "import time\ntime.sleep(1000)\n"},
     ),
 )
@@ -257,5 +248,5 @@ parser.parse_args()
 
 def table() -> str:
     """Render the Markdown table of docs/dev/mistakes.md."""
-    head = "| What | Typed, or in `.env` | Exit code | labctl says | and | It costs |\n|" + " --- |" * 6 + "\n"
+    head = "| What | Typed, or in `.env` | Exit code | labctl says | and |\n|" + " --- |" * 5 + "\n"
     return head + "".join(f"{mistake.row}\n" for mistake in (*TYPED, *STARTED))

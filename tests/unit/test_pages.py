@@ -69,8 +69,6 @@ def test_every_page_that_the_code_names_is_there() -> None:
 @pytest.mark.parametrize("page", FOR_USERS, ids=name_of)
 def test_every_page_for_users_names_its_reader_and_is_in_the_readme(page: Path) -> None:
     """Read the first paragraph of a page: it begins with "For"; the README links to it."""
-    if page.name == "commands.md":
-        pytest.skip("generated from the commands' help")
     _, paragraph, *_ = page.read_text(encoding="utf-8").split("\n\n")
     assert paragraph.startswith("For ")
     assert f"({name_of(page)}" in (ROOT / "README.md").read_text(encoding="utf-8")
@@ -99,7 +97,7 @@ def commands_of(page: Path) -> list[str]:
     blocks = "\n".join(line.strip() for line in re.findall(r"^(?: {4}|\$ ).*$", text, re.MULTILINE))
     lines = re.sub(r" *\\\n *", " ", blocks.replace("\n$ ", "\n").removeprefix("$ ")).splitlines()
     spans = re.findall(r"`(labctl [^`]+)`", FENCE.sub("", text).replace("\n", " "))
-    typed = [re.split(r" {2,}(?=\S)| +# ", part.strip())[0] for line in lines for part in re.split(JOINED, line)]
+    typed = [re.split(r" +# ", part.strip())[0] for line in lines for part in re.split(JOINED, line)]
     named = [part.strip() for span in spans for part in re.split(JOINED, span)]
     # Not the usage of a command, as docs/commands.md has it.
     return [line for line in (*typed, *named) if line.startswith("labctl ") and "[OPTIONS]" not in line]
@@ -126,6 +124,22 @@ def parse(line: str) -> None:
             command.make_context("labctl", words)
 
 
+REMARK = re.compile(
+    r"^ {4}(?:(?:labctl|make|pipx|sudo|docker|kubectl|cd) |nvidia-smi|LAB_\w+=).*?\S {2,}(?!# )\S.*$", re.M
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_remark_behind_a_command_is_a_comment(page: Path) -> None:
+    """Search the blocks of a page for words that stand apart behind a command: each begins with #, for who copies it."""
+    assert REMARK.findall(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_remark_without_a_mark_is_noticed() -> None:
+    """Write a remark behind a command with and without #: the second is found."""
+    assert REMARK.findall("    labctl up  # start\n    labctl up  start\n") == ["    labctl up  start"]
+
+
 def refused(lines: list[str]) -> Iterator[str]:
     """Yield the lines that labctl would not take, with its words."""
     for line in lines:
@@ -147,7 +161,7 @@ def test_commands_of_pages_are_found_and_a_wrong_one_is_refused(tmp_path: Path) 
     """Write a page with commands of each form: all are found, and those with a wrong option or command refused."""
     page = tmp_path / "page.md"
     page.write_text(
-        "Type `labctl up --nonsense`, or:\n\n    labctl run a \\\n      --detach    leaves it\n\n"
+        "Type `labctl up --nonsense`, or:\n\n    labctl run a \\\n      --detach    # leaves it\n\n"
         "```console\n$ labctl init b && cd b\nwrote\n$ labctl nothing  # exit 2\n```\n",
         encoding="utf-8",
     )

@@ -20,6 +20,25 @@ from labctl.cli.help import CommandHelp
 from labctl.config.context import Context
 
 PAGE = Path(__file__).parents[3] / "docs/commands.md"
+HEAD = """\
+# Commands
+
+For people who look up a command or an option: the help of each, as `labctl COMMAND --help` prints it.
+
+## labctl
+
+    labctl --help                  # list all commands
+    labctl help run                # print the help of a command, as labctl run --help does
+    labctl --version               # print the version
+    labctl --install-completion    # complete commands, options, runs, nodes and settings; then open a new shell
+
+| your shell | completion is written to |
+|---|---|
+| bash | `~/.bash_completions/labctl.sh`, and a line in `~/.bashrc` |
+| zsh | `~/.zfunc/_labctl`, and lines in `~/.zshrc` |
+| fish | `~/.config/fish/completions/labctl.fish` |
+
+`NO_COLOR=1` turns colors off, `FORCE_COLOR=1` turns them on where the output is not a terminal."""
 
 
 @cache
@@ -143,12 +162,12 @@ def test_the_page_of_commands_is_made_of_their_help(request: pytest.FixtureReque
 
 def page() -> str:
     """Render all helps as a page: a heading for each group, and for each command usage, examples and options."""
-    parts = ["# Commands", "The help of each command, as `labctl COMMAND --help` prints it."]
+    parts = [HEAD]
     for title, names in cli.GROUPS.items():
         parts += [f"## {title}", ", ".join(f"[{name}](#labctl-{name})" for name in names)]
-        for path, ctx in HELPS.items():
-            if path.split()[0] in names:
-                parts += section(CommandHelp(ctx))
+        for name in names:
+            for path in HELPS:
+                parts += section(CommandHelp(HELPS[path])) if path.split()[0] == name else []
     return "\n\n".join(parts) + "\n"
 
 
