@@ -27,7 +27,7 @@ from labctl.cli.common import (
     answering,
     context,
 )
-from labctl.cli.output import Output, table
+from labctl.cli.output import Output, can_redraw, table
 from labctl.cli.run import Expect, Rehearse, SetArgument, options_of
 from labctl.system import human
 
@@ -234,18 +234,18 @@ def run_text(run: Run, unit: str) -> str:
 
 
 class Display:
-    """Context manager that shows a running batch: a live table in a terminal, else a line per change."""
+    """Context manager that shows a running batch: a live table where that can be redrawn, else a line per change."""
 
     def __init__(self, output: Output) -> None:
-        """Start without a table; lines go to ``output`` if stderr is no terminal."""
+        """Start without a table; lines go to ``output`` where no table can be redrawn."""
         self._output = output
         self._states: dict[str, str] = {}
         self._batch: Batch | None = None
         self._live: Any = None
 
     def __enter__(self) -> Display:
-        """Start a live table, which redraws twice a second, if stderr is a terminal."""
-        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        """Start a live table, which redraws twice a second, if stderr can be redrawn."""
+        if can_redraw(sys.stderr):
             from rich.console import Console
             from rich.live import Live
             from rich.text import Text
@@ -270,7 +270,7 @@ class Display:
             return
         for job in batch.jobs:
             if job.state != "waiting" and self._states.get(job.log) != job.state:
-                self._output.note(line(job, batch))
+                self._output.tell(line(job, batch))
             self._states[job.log] = job.state
 
 

@@ -17,7 +17,9 @@ from labctl.batches import record
 from labctl.batches.batch import BatchReport
 from labctl.batches.record import Batch, BatchJob
 from labctl.cli import batch as commands
+from labctl.cli.output import Output
 from labctl.errors import HostError
+from unit.cli.test_output import unread
 
 METRICS = """\
 description: hello
@@ -376,3 +378,24 @@ def test_a_table_under_way_has_what_runs_and_what_failed_and_no_more_rows_than_f
     assert text[-1] == "... and 11 more"
     few = commands.live_text(replace(batch, jobs=tuple(ended)), 112.0).splitlines()
     assert few[2].split() == ["j30", "n30", "7", "s", "FAIL", "(criteria)"]
+
+
+def test_a_batch_goes_on_if_nobody_reads_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show a job that runs to a closed pipe, as after `2>&1 | head`: no error, so that the batch goes on."""
+    nodes = ("worker-0",)
+    job = BatchJob(
+        job="2xN_batch0001", set="2nodes_2xN", hostfile="hostfile", names=nodes, nodes=nodes, log="log", state="running"
+    )
+    with unread(monkeypatch):
+        commands.Display(Output()).show(Batch(workload="hello", lab="demo", timeout=60, began=0, jobs=(job,)))
+
+
+@pytest.mark.parametrize(("term", "is_live"), [("", False), ("dumb", False), ("xterm", True)])
+def test_a_table_is_live_where_it_can_be_redrawn(monkeypatch: pytest.MonkeyPatch, term: str, is_live: bool) -> None:
+    """Show a batch on terminals: a live table, but not where the cursor cannot be moved."""
+    started: list[bool] = []
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("rich.live.Live.start", lambda _: started.append(True))
+    with commands.Display(Output()):
+        assert started == [True] * is_live
