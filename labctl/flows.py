@@ -404,6 +404,11 @@ def attach(context: Context, run: str) -> Result:
         return judge.attach(backend, run_id)
 
 
+def named_run(context: Context, run: str) -> RunSummary:
+    """Return the recorded run that an id, ``latest`` or ``-1`` names, with its nodes; nothing is judged."""
+    return opening.named_run(context, run)
+
+
 def stop(context: Context, run: str, grace: float) -> Result:
     """End a run, with SIGKILL ``grace`` seconds after SIGTERM, judge it and return the result."""
     from labctl.runs import judge

@@ -94,7 +94,7 @@ GROUPS = {
 }
 """Commands by the heading that `labctl --help` lists them under, in its order."""
 
-OF_RUNS = ("attach", "compare", "export", "replay", "report", "show", "stacks", "stop", "top")
+TAKING_RUNS = ("attach", "compare", "export", "replay", "report", "show", "stacks", "stop", "top")
 """Commands whose arguments are runs, such as ``-1``, which is no option."""
 
 TITLE = "labctl: a Docker Compose lab for distributed training"
@@ -106,7 +106,7 @@ EXAMPLES = (
 )
 """First command lines of `labctl --help`."""
 
-ENDS = (
+FOOTER = (
     "`labctl COMMAND --help` has options and examples of a command.",
     "`labctl --version` prints the version; `labctl --install-completion` sets up completion in your shell.",
 )
@@ -152,7 +152,7 @@ def dispatch(arguments: list[str]) -> int:
         return execute(completed_commands(), arguments)
     if set(arguments) <= {"help", "--help", "-h"}:
         say(overview(page_width()))
-    elif arguments[0] == "help":
+    elif arguments[0] in ("help", "--help", "-h"):
         return dispatch([*arguments[1:], "--help"])
     elif arguments in (["--version"], ["-V"], ["version"]):
         from labctl.cli.version import print_version
@@ -189,7 +189,8 @@ def execute(names: set[str], arguments: list[str]) -> int:
         from labctl.cli.usage import correct
 
         message, hint = correct(error, arguments, COMMANDS)
-        Output(as_json="--json" in arguments).error(ConfigError(message, hint=hint))
+        own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        Output(as_json="--json" in own).error(ConfigError(message, hint=hint))
         return ConfigError.exit_code
     except typer.Abort:
         return Interrupted.exit_code
@@ -211,7 +212,7 @@ def overview(width: int) -> str:
         rows = [(name, COMMANDS[name][1]) for name in names]
         lines += ["", f"{title}:", *listed(rows, width, column)]
     lines += [""]
-    for text in (*ENDS, f"Exit codes: {CODES}"):
+    for text in (*FOOTER, f"Exit codes: {CODES}"):
         lines += wrapped(text, width, "", "  ")
     return "\n".join(lines)
 
@@ -237,7 +238,7 @@ def application(names: set[str]) -> typer.Typer:
         if isinstance(function, typer.Typer):
             add_group(app, name, text, function)
             continue
-        options = {"ignore_unknown_options": name in ("exec", *OF_RUNS), "allow_interspersed_args": name != "exec"}
+        options = {"ignore_unknown_options": name in ("exec", *TAKING_RUNS), "allow_interspersed_args": name != "exec"}
         cls = WithArguments if name in ("run", "batch", "bisect") else Command
         app.command(name, cls=cls, help=text, context_settings=options)(function)
     return app

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from enum import Enum
 from itertools import chain
@@ -41,7 +40,6 @@ from labctl.model import COMPLETED, Project, Result
 from labctl.system import human
 
 if TYPE_CHECKING:
-    from labctl.config.context import Context
     from labctl.jobs.request import RunOptions
     from labctl.records.store import RunList, RunSummary
     from labctl.runs.spread import RepeatedRuns, Spread
@@ -274,19 +272,17 @@ def stop_command(
     """`labctl stop`: stop a run, and print its result."""
     with answering(as_json=json) as output:
         lab = context(directory, output)
-        with suppress(ConfigError):
-            output.begin(stopping_text(lab, run, grace))
-        answer = flows.stop(lab, run, grace)
+        named = flows.named_run(lab, run)
+        if named.state != "done":
+            output.begin(stopping_text(named, grace))
+        answer = flows.stop(lab, named.run_id, grace)
         output.answer(answer, run_text(answer, lab.directory))
 
 
-def stopping_text(lab: Context, run: str, grace: float) -> str:
-    """Render which run is stopped, on how many nodes, and within what time. ConfigError if there is no such run."""
-    from labctl.records import store
-
-    run_id = store.find(lab.directory, run)
-    nodes = human.count(len(store.job(store.directory(lab.directory, run_id)).nodes), "node")
-    return f"stopping run {run_id} on {nodes}, by SIGKILL after {human.duration(grace)}"
+def stopping_text(run: RunSummary, grace: float) -> str:
+    """Render which run is stopped, on how many nodes if they are known, and within what time."""
+    nodes = f" ({human.count(len(run.nodes), 'node')})" if run.nodes else ""
+    return f"stopping run {run.run_id}{nodes}; SIGKILL after {human.duration(grace)} if needed"
 
 
 def stacks_command(run: Run = "latest", directory: Directory = HERE, json: Json = False) -> None:

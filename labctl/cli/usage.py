@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Collection
+from itertools import chain, pairwise
 from typing import Any
 
 from labctl.errors import nearest
@@ -31,6 +32,12 @@ ELSEWHERE = {
 PROGRAMS = ("accelerate", "bash", "deepspeed", "lm_eval", "python", "python3", "torchrun")
 """Programs that people put where a workload's name belongs."""
 
+WITH_VALUE = ("-C", "--directory", "-s", "--setting", "-n", "--node")
+"""Options of many commands, which people put before the command; their value may be the name of one."""
+
+CLOSE = 0.8
+"""Likeness of a misspelt option, of 1; less like each other are options such as ``--nodes`` and ``--per-node``."""
+
 LIST = "`labctl --help` lists all commands"
 
 
@@ -38,17 +45,9 @@ def correct(error: Any, arguments: list[str], commands: Collection[str]) -> tupl
     """Return the message of a usage error of the parser, and the hint."""
     first = arguments[0]
     if first.startswith("-"):
-        place = next((place for place, word in enumerate(arguments) if word in commands), 0)
-        if not place:
-            return f"no option `{first}`", LIST
-        moved = shlex.join([arguments[place], *arguments[:place], *arguments[place + 1 :]])
-        return f"`{first}` is before the command", f"options follow the command: labctl {moved}"
+        return _before_command(arguments, commands)
     if first not in commands:
-        message = f"no command `{first}`"
-        if first in ELSEWHERE:
-            return message, f"labctl {ELSEWHERE[first]}; {LIST}"
-        near = nearest(first, commands)
-        return message, f"did you mean `labctl {near}`?" if near else LIST
+        return _unknown_command(first, commands)
     explain = next((explain for pattern, explain in KINDS if re.match(pattern, error.format_message())), None)
     if not explain:
         return error.format_message(), f"labctl {first} --help"
@@ -59,6 +58,28 @@ def correct(error: Any, arguments: list[str], commands: Collection[str]) -> tupl
     return message, hint or f"labctl {first} --help"
 
 
+def _before_command(arguments: list[str], commands: Collection[str]) -> tuple[str, str]:
+    """Explain an option before the command, or without one."""
+    option = arguments[0]
+    words = enumerate(pairwise(arguments), 1)
+    place = next((place for place, (before, word) in words if word in commands and before not in WITH_VALUE), 0)
+    if place:
+        moved = shlex.join([arguments[place], *arguments[:place], *arguments[place + 1 :]])
+        return f"`{option}` is before the command", f"options follow the command: labctl {moved}"
+    if option in WITH_VALUE:
+        return f"no command is named for `{option}`", f"name a command; options follow it; {LIST}"
+    return f"no option `{option}`", LIST
+
+
+def _unknown_command(word: str, commands: Collection[str]) -> tuple[str, str]:
+    """Explain a word that is no command."""
+    message = f"no command `{word}`"
+    if word in ELSEWHERE:
+        return message, f"labctl {ELSEWHERE[word]}; {LIST}"
+    near = nearest(word, commands)
+    return message, f"did you mean `labctl {near}`?" if near else LIST
+
+
 def _help(error: Any) -> str:
     """Return how to see the options of a usage error's command."""
     return f"{error.ctx.command_path} --help"
@@ -67,8 +88,11 @@ def _help(error: Any) -> str:
 def _of_option(error: Any) -> tuple[str, str]:
     """Explain an option that the command does not have."""
     option = re.split(r"[\s'()]+", error.format_message().removeprefix("No such option").lstrip(": '"))[0]
-    known = [name for each in error.ctx.command.params for name in each.opts if name.startswith("-")]
-    near = nearest(option, known)
+    names = chain.from_iterable(each.opts for each in error.ctx.command.params)
+    known = [name for name in names if name.startswith("--")]
+    if option in known:
+        return f"`{option}` after `--` is an argument, not an option", f"`{_help(error)}` lists the options"
+    near = nearest(option, known, CLOSE)
     hint = f"did you mean `{near}`?" if near else f"`{_help(error)}` lists the options"
     return f"`{error.ctx.command_path}` has no option `{option}`", hint
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from labctl import backends
 from labctl.config import context as contexts
 from labctl.config.context import Context
@@ -177,6 +179,17 @@ def listing(context: Context) -> tuple[RunSummary, ...]:
 
     with connected(context, settings=settings, demand=False) as backend:
         return judge.listing(backend)
+
+
+def named_run(context: Context, run: str) -> RunSummary:
+    """Return a run's summary, also with the nodes that it was started on. ConfigError if there is no such run."""
+    from labctl.records import store
+
+    named_settings(context)
+    run_id = store.find(context.directory, run)
+    summary = store.summary(context.directory, run_id)
+    started_on = tuple(node.name for node in store.job(store.directory(context.directory, run_id)).nodes)
+    return replace(summary, nodes=summary.nodes or started_on)
 
 
 def show(context: Context, run: str) -> ShownRun:

@@ -28,7 +28,9 @@ from labctl.backends.docker.multi import MultiHostEngine
 from labctl.backends.state import ObservedState
 from labctl.cli import exec as commands
 from labctl.cli import lab as lab_commands
+from labctl.cli.output import Output
 from labctl.cli.run import list_text
+from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.records import store
 from labctl.records.store import RunList, RunSummary
@@ -146,9 +148,30 @@ USAGE = {
         "`-v` is before the command",
         "options follow the command: labctl status -v",
     ),
+    "value of an option that is a command": (
+        "-C run status",
+        "`-C` is before the command",
+        "options follow the command: labctl status -C run",
+    ),
+    "no command": (
+        "-C mylab",
+        "no command is named for `-C`",
+        "name a command; options follow it; `labctl --help` lists all commands",
+    ),
     "option alone": ("-v", "no option `-v`", "`labctl --help` lists all commands"),
     "option misspelt": ("up --dryrun", "`labctl up` has no option `--dryrun`", "did you mean `--dry-run`?"),
     "option of a command of runs": ("show --jsn", "`labctl show` has no option `--jsn`", "did you mean `--json`?"),
+    "number of ranks": (
+        "run --nodes 3",
+        "`labctl run` has no option `--nodes`",
+        "arguments of the script follow `--`: labctl run --script FILE -- ARGUMENTS; LAB_NODES and LAB_SLOTS in .env",
+    ),
+    "dash": ("show -", "`labctl show` has no option `-`", "`labctl show --help` lists the options"),
+    "option after the end of options": (
+        "show -- --json",
+        "`--json` after `--` is an argument, not an option",
+        "`labctl show --help` lists the options",
+    ),
     "unknown option": (
         "status --frob",
         "`labctl status` has no option `--frob`",
@@ -207,6 +230,18 @@ def test_usage_errors_with_json_are_one_document_too(labctl: Labctl, arguments: 
     answer = labctl(*arguments)
     assert answer.code == 2
     assert answer.document["error"]["kind"]
+
+
+def test_json_after_the_end_of_options_is_an_argument(labctl: Labctl) -> None:
+    """Make a usage error with --json after `--`: its message is on stderr, and no document."""
+    answer = labctl("show", "--", "--json")
+    assert (answer.code, answer.out) == (2, "")
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_before_a_command_is_the_help_of_the_command(labctl: Labctl, word: str) -> None:
+    """Type --help before a command: the same as after it."""
+    assert labctl(word, "status") == labctl("status", "--help")
 
 
 def test_the_installed_program_answers() -> None:
@@ -611,7 +646,7 @@ def test_throughputs_of_several_units_have_them_beside_them() -> None:
 
 
 def test_a_narrow_terminal_has_short_ids_fewer_columns_and_no_line_that_wraps() -> None:
-    """Render runs for 80, 60 and 30 columns: ids by their ends, then without nodes and time, then cut."""
+    """Render runs for 80, 50 and 30 columns: ids by their ends, then without nodes and time, then cut."""
     began = (datetime.now().astimezone() - timedelta(minutes=3)).isoformat()
     common: dict[str, Any] = {"workload": "opt-tiny", "started": began, "nodes": ("worker-0", "worker-1")}
     failed = RunSummary(
@@ -1057,7 +1092,7 @@ def test_a_stream_that_is_closed_changes_no_exit_code(tmp_path: Path, command: s
         ("show", "show -1", "-1"),
         ("show", "show --json -1", "-1"),
         ("attach", "attach -2 -q", "-2"),
-        ("stop", "stop --grace 1 -12", "-12"),
+        ("named_run", "stop --grace 1 -12", "-12"),
         ("stacks", "stacks -1", "-1"),
         ("plan_replay", "replay -1 --dry-run", "-1"),
         ("export", "export -1 --junit x.xml", "-1"),
@@ -1081,6 +1116,65 @@ def test_runs_counted_back_are_arguments(
     monkeypatch.setattr(flows, flow, record)
     assert labctl(*typed.split()).code == HostError.exit_code
     assert seen == [named]
+
+
+def test_a_run_to_go_on_from_may_be_counted_back(labctl: Labctl) -> None:
+    """Give -1 to the option --resume: it is the name of a run, of which there is none."""
+    answer = labctl("run", "hello", "--resume", "-1")
+    assert (answer.code, f"no runs in {labctl.directory}/runs" in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ((), "stopping run r1; SIGKILL after 5 s if needed"),
+        (("worker-0",), "stopping run r1 (1 node); SIGKILL after 5 s if needed"),
+        (("worker-0", "worker-1"), "stopping run r1 (2 nodes); SIGKILL after 5 s if needed"),
+    ],
+)
+def test_the_run_that_is_announced_is_stopped(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], text: str
+) -> None:
+    """Stop the latest run: it is announced by its id, with its nodes as far as known, and stopped by that id."""
+    events: list[str] = []
+
+    def stop(_: object, run: str, __: float) -> None:
+        """Keep the run, and end the command."""
+        events.append(run)
+        raise HostError("ended here")
+
+    monkeypatch.setattr(flows, "named_run", lambda *_: RunSummary(run_id="r1", state="running", nodes=nodes))
+    monkeypatch.setattr(flows, "stop", stop)
+    monkeypatch.setattr(Output, "begin", lambda _, line: events.append(line))
+    assert labctl("stop").code == HostError.exit_code
+    assert events == [text, "r1"]
+
+
+def test_no_stop_is_announced_of_a_run_that_has_ended(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop a run with a result: nothing is announced."""
+    events: list[str] = []
+
+    def stop(*_: object) -> None:
+        """End the command as for a run that has ended."""
+        raise HostError("run r1 has ended: PASS")
+
+    monkeypatch.setattr(flows, "named_run", lambda *_: RunSummary(run_id="r1", state="done"))
+    monkeypatch.setattr(flows, "stop", stop)
+    monkeypatch.setattr(Output, "begin", lambda _, line: events.append(line))
+    assert labctl("stop").code == HostError.exit_code
+    assert events == []
+
+
+def test_a_named_run_has_the_nodes_that_it_was_started_on(labctl: Labctl) -> None:
+    """Name the latest of two runs that have not ended: its id and its nodes."""
+    for run_id, count in (("20260102-150405-hello-c3a223", 1), ("20260102-150407-hello-0a1b2c", 2)):
+        (labctl.directory / "runs" / run_id).mkdir(parents=True)
+        labctl.write(f"runs/{run_id}/started", "")
+        nodes = [{"name": f"worker-{number}"} for number in range(count)]
+        labctl.write(f"runs/{run_id}/job.json", json.dumps({"nodes": nodes}))
+    lab = Context(directory=labctl.directory, environ={}, emit=lambda _: None, flags={})
+    run = flows.named_run(lab, "latest")
+    assert (run.run_id, run.nodes) == ("20260102-150407-hello-0a1b2c", ("worker-0", "worker-1"))
 
 
 def test_a_file_names_labctl_from_path_where_that_is_this_program(
