@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labctl.backends.finding import Receiver, unheard
+from labctl.backends.finding import Receiver, ignore
 from labctl.config.context import Context, is_named
 from labctl.errors import ConfigError
 from labctl.runs import opening
@@ -81,7 +81,7 @@ def setup(emit: Callable[[str], None], ask: Ask | None, *, yes: bool) -> SetupRe
     return install.SetupResult(install.setup(yes=yes, ask=ask, emit=emit))
 
 
-def doctor(context: Context, *, node: str = "", receive: Receiver = unheard) -> DoctorReport:
+def doctor(context: Context, *, node: str = "", receive: Receiver = ignore) -> DoctorReport:
     """Return doctor's findings on hosts, engine and lab, or with ``node`` on that node and its host only.
 
     Without a lab they are on this machine. ``receive`` gets the findings of each check when it has ended.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
-from labctl.backends.finding import Receiver, unheard
+from labctl.backends.finding import Receiver, ignore
 from labctl.config.context import Context
 from labctl.config.settings import BACKENDS, Settings
 from labctl.errors import ConfigError, HostError
@@ -72,7 +72,7 @@ class Backend(Protocol):
     def devices(self) -> DeviceReport:
         """Return the devices of each host or node; needs no lab that is up."""
 
-    def findings(self, node: str = "", receive: Receiver = unheard) -> tuple[Finding, ...]:
+    def findings(self, node: str = "", receive: Receiver = ignore) -> tuple[Finding, ...]:
         """Run the checks of `labctl doctor` on the lab, or on one node and its host; ``receive`` gets each check's."""
 
     def plan_prepare(self, *, preview: bool = False) -> Plan:

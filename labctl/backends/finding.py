@@ -48,5 +48,5 @@ Receiver = Callable[[Sequence[Finding]], object]
 """Gets the findings of a check when it has ended."""
 
 
-def unheard(_: Sequence[Finding]) -> None:
+def ignore(_: Sequence[Finding]) -> None:
     """Do nothing with findings until all checks have ended."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from labctl.cli.output import PLAIN, columns, figure, printable, write
+from labctl.cli.output import PLAIN, USUAL_WIDTH, figure, printable, width_of, write
 from labctl.errors import OutputClosed, OutputFailed
 from labctl.model import Progress
 from labctl.system.progress import waiting
@@ -16,7 +16,7 @@ from labctl.system.progress import waiting
 ERASE = f"\r{PLAIN}\033[K"
 PACE = 0.2
 """Seconds between updates."""
-SELDOM = 30.0
+LINE_PACE = 30.0
 """Seconds between lines about progress where no line can be redrawn."""
 LONGEST, SHORTEST = 30, 8
 """Characters of the bar, at most and at least."""
@@ -57,7 +57,7 @@ class Bar:
         with suppress(OSError, OutputClosed, OutputFailed):
             while not self._over.wait(PACE):
                 # Without the last column: some terminals wrap a line that reaches it.
-                text = self._text(columns(self._stream) - 1)
+                text = self._text((width_of(self._stream) or USUAL_WIDTH) - 1)
                 with self._lock:
                     if text != self._shown:
                         write(f"{ERASE}{text}", self._stream, end="")
@@ -65,11 +65,11 @@ class Bar:
 
 
 @contextmanager
-def telling(
+def noting(
     note: Callable[[str], None],
     progress: Callable[[], Progress],
     line: Callable[[Progress], str],
-    every: float = SELDOM,
+    every: float = LINE_PACE,
 ) -> Iterator[None]:
     """Note a run's progress every so many seconds in the block, and at its end if it has gone on since."""
     last: list[Progress] = []

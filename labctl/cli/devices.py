@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from labctl import flows
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, context
-from labctl.cli.output import cut, fitted, table, width_of_stdout
+from labctl.cli.output import cut, fitted, table, width_of
 from labctl.system import human
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ COLUMNS: dict[str, Callable[[DetectedDevice], str]] = {
     "HEALTH": lambda device: device.health,
 }
 """Columns of the table of devices; a column that is empty for all devices is left out."""
-LEAST = ("CORES", "MODULE", "FILE", "NUMA", "PCI")
+DISPENSABLE = ("CORES", "MODULE", "FILE", "NUMA", "PCI")
 """Columns that a narrow terminal does not show, in their order."""
 
 
@@ -36,7 +37,7 @@ def devices_command(directory: Directory = HERE, setting: Setting = None, json: 
     """`labctl devices`: list the devices of the hosts."""
     with answering(as_json=json) as output:
         report = flows.devices(context(directory, output, setting))
-        width = width_of_stdout()
+        width = width_of(sys.stdout)
         output.answer(report, "\n\n".join(host_text(host, width) for host in report.hosts))
 
 
@@ -75,7 +76,7 @@ def device_table(devices: Sequence[DetectedDevice], width: int = 0) -> str:
     """Render a table with a line per device; columns that are empty for all are left out."""
     columns = {name: list(map(cell, devices)) for name, cell in COLUMNS.items()}
     filled = {name: dashed(cells) for name, cells in columns.items() if any(cells)}
-    return fitted(filled, width, LEAST)
+    return fitted(filled, width, DISPENSABLE)
 
 
 def dashed(cells: Iterable[str]) -> list[str]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
-WIDEST, USUAL = 120, 80
-"""Columns of a help at most, and where the output is no terminal."""
+from labctl.cli.output import USUAL_WIDTH, width_of
+
+WIDEST = 120
+"""Columns of a help at most."""
 GAP = 2
 """Blanks before each column of a list."""
 
-SILENT = ("None", "", "False", "0", ".")
+SAYING_NOTHING = ("None", "", "False", "0", ".")
 """Defaults that say nothing, as text."""
 
 Row = tuple[str, str]
@@ -23,10 +23,8 @@ Row = tuple[str, str]
 
 
 def page_width() -> int:
-    """Return the columns of the terminal, at most WIDEST; USUAL if stdout is none."""
-    with suppress(OSError):
-        return min(os.get_terminal_size(sys.stdout.fileno()).columns or USUAL, WIDEST)
-    return USUAL
+    """Return the columns of a help on stdout."""
+    return min(width_of(sys.stdout) or USUAL_WIDTH, WIDEST)
 
 
 def listed(rows: Sequence[Row], width: int, column: int = 0) -> list[str]:
@@ -111,7 +109,7 @@ def described(parameter: Any) -> str:
     if parameter.param_type_name == "option" and parameter.required:
         return f"{text.removesuffix('.')} (required)."
     default = str(parameter.default)
-    is_silent = default in SILENT or callable(parameter.default) or not parameter.show_default
+    is_silent = default in SAYING_NOTHING or callable(parameter.default) or not parameter.show_default
     return text if is_silent or "(default" in text else f"{text.removesuffix('.')} (default: {default})."
 
 

@@ -6,16 +6,17 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labctl import flows
-from labctl.backends.finding import Receiver, unheard
+from labctl.backends.finding import Receiver, ignore
 from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
-from labctl.cli.output import Output, cut, printable, say, table, width_of_stdout
+from labctl.cli.output import Output, cut, printable, say, table, width_of
 from labctl.errors import ConfigError, HostError
 from labctl.system import human
 
@@ -77,7 +78,7 @@ def doctor_command(
             report, live = flows.fix(lab, ask, node=node), False
         else:
             live = sys.stdout.isatty() and not json
-            receive = live_rows(output, verbose=verbose) if live else unheard
+            receive = live_rows(output, verbose=verbose) if live else ignore
             report = flows.doctor(lab, node=node, receive=receive)
         rows = () if live else shown(report.findings, verbose=verbose)
         output.answer(report, "\n".join(filter(None, (findings_table(rows), advice(report)))))
@@ -125,9 +126,9 @@ def advice(report: DoctorReport) -> str:
     from labctl.doctor import causes
 
     problems = causes.problems(report.findings)
-    lines = [line for problem in problems for line in problem_lines(problem)]
+    lines = list(chain.from_iterable(map(problem_lines, problems)))
     lines += ["", *totals(report)] if lines else totals(report)
-    if any(finding.auto_fixable for problem in problems for finding in problem.findings):
+    if any(finding.auto_fixable for finding in chain.from_iterable(problem.findings for problem in problems)):
         lines.append("hint: `labctl doctor --fix` runs those fixes that only change labctl's own resources")
     return "\n".join(lines)
 
@@ -144,7 +145,7 @@ def problem_lines(problem: Problem) -> Iterator[str]:
     yield f"  {'then' if problem.last else order}: {problem.fix}"
     if problem.consequences:
         followers = dict.fromkeys(f"{finding.code} {finding.node}" for finding in problem.consequences)
-        yield f"  mends also: {', '.join(followers)}"
+        yield f"  also fixes: {', '.join(followers)}"
 
 
 def totals(report: DoctorReport) -> list[str]:
@@ -152,8 +153,8 @@ def totals(report: DoctorReport) -> list[str]:
     counted = Counter(finding.level for finding in report.findings)
     passed = f"{human.count(counted['ok'], 'check')} passed"
     kinds: tuple[tuple[Level, str], ...] = (("error", "error"), ("warn", "warning"))
-    found = [human.count(counted[level], name) for level, name in kinds if counted[level]]
-    lines = [f"{passed}, {', '.join(found)}" if found else f"no problems found: {passed}"]
+    failed = [human.count(counted[level], name) for level, name in kinds if counted[level]]
+    lines = [f"{passed}, {', '.join(failed)}" if failed else f"no problems found: {passed}"]
     if not report.lab:
         ready = "this machine is not ready for a lab" if counted["error"] else "this machine is ready for a lab"
         lines = [f"{ready}; {lines[0]}", "hint: labctl init mylab"]
@@ -169,7 +170,7 @@ def config_command(
     """`labctl config`: print the settings that are set or were decided, with their origin, or all of them."""
     with answering(as_json=json) as output:
         config = flows.config(context(directory, output, setting))
-        output.answer(config, config_text(config, width_of_stdout(), every=every))
+        output.answer(config, config_text(config, width_of(sys.stdout), every=every))
 
 
 def config_text(config: EffectiveSettings, width: int = 0, *, every: bool = False) -> str:

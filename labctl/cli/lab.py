@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from labctl import flows, model
 from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, DryRun, Json, Setting, answer_plan, answering, confirmation, context
-from labctl.cli.output import Output, fitted, width_of_stdout
+from labctl.cli.output import Output, fitted, width_of
 from labctl.errors import ConfigError, HostError
 from labctl.system import human
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 HEALTH = {"unhealthy": "UNHEALTHY", "starting": "just started"}
 """Text per health status of Docker: `starting` until the first health check."""
-LEAST = ("SLOTS", "IMAGE", "DEVICES")
+DISPENSABLE = ("SLOTS", "IMAGE", "DEVICES")
 """Columns that a narrow terminal does not show, in their order."""
 
 
@@ -46,10 +47,14 @@ def devcontainer_command(
 
 
 def program_name() -> str:
-    """Return how labctl is called: ``labctl`` if PATH leads to this program, else its path."""
+    """Return how labctl is called: ``labctl`` if PATH leads to this program, else its path.
+
+    That of an activated virtual environment does not count: a program started from a desktop has another PATH.
+    """
     program = Path(sys.argv[0]).absolute()
-    found = shutil.which("labctl")
-    return "labctl" if found and Path(found).resolve() == program.resolve() else str(program)
+    in_path = Path(shutil.which("labctl") or os.devnull)
+    is_activated = sys.prefix != sys.base_prefix and in_path.parent == Path(sys.prefix, "bin")
+    return "labctl" if in_path.resolve() == program.resolve() and not is_activated else str(program)
 
 
 def build_command(
@@ -162,7 +167,7 @@ def clean_command(directory: Directory = HERE, setting: Setting = None, json: Js
 
 def answer_status(output: Output, status: LabStatus, *, verbose: bool = False) -> None:
     """Print a lab's status, ``verbose`` with each node's fitness; exit with an error if a host does not answer."""
-    text = status_text(status, width_of_stdout())
+    text = status_text(status, width_of(sys.stdout))
     if verbose:
         text += "".join(f"\n{node.name}: {node.fitness}" for node in status.nodes if node.fitness)
     output.answer(status, text)
@@ -175,7 +180,7 @@ def status_text(status: LabStatus, width: int = 0) -> str:
     state = f"{status.state}, out of date: {status.out_of_date}" if status.out_of_date else status.state
     lines = [f"lab {status.lab}: {state}"]
     if status.nodes:
-        lines.append(fitted(node_columns(status), width, LEAST))
+        lines.append(fitted(node_columns(status), width, DISPENSABLE))
     lines += [f"{node.name}: {node.reason}" for node in status.nodes if node.state != "unreachable" and node.reason]
     if status.hint:
         lines.append(f"hint: {status.hint}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +39,8 @@ DEPRECATED = {
 """JSON keys that are kept until schema 2: class, or key of a mapping, -> {key: deprecated key}."""
 
 
+USUAL_WIDTH = 80
+"""Columns of lines for what is no terminal, or one that does not know its width."""
 BOLD, DIM, RED, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[33m", "\033[0m"
 STYLE = re.compile(r"(\033\[[0-9;:]*m)")
 """Colors and the like (SGR): the escape sequences of a program that a terminal gets."""
@@ -67,7 +68,7 @@ class Output:
         if event.kind == "line":
             self.tell(program_text(event.text, sys.stderr, mark=color("  | ", DIM)))
         elif event.kind == "step" and sys.stderr.isatty():
-            self.tell(human.shortened(printable(event.text, kept=""), columns(sys.stderr)))
+            self.tell(human.shortened(printable(event.text, kept=""), width_of(sys.stderr) or USUAL_WIDTH))
         elif event.kind == "warning":
             self.tell(f"{color('warning:', YELLOW)} {printable(event.text)}")
         elif event.kind != "waiting" or not self.as_json:
@@ -76,7 +77,7 @@ class Output:
     def begin(self, text: str) -> None:
         """Print what the command begins with to a terminal, for one that is silent for a while; not with --json."""
         if sys.stderr.isatty() and not self.as_json:
-            self.tell(human.shortened(printable(f"{text} ...", kept=""), columns(sys.stderr)))
+            self.tell(human.shortened(printable(f"{text} ...", kept=""), width_of(sys.stderr) or USUAL_WIDTH))
 
     def note(self, text: str) -> None:
         """Print a line to stderr, above the progress bar if there is one."""
@@ -99,11 +100,11 @@ class Output:
         if self.as_json or not (self.quiet or can_redraw(sys.stderr)):
             yield
             return
-        from labctl.cli.bar import Bar, progress_line, progress_text, telling
+        from labctl.cli.bar import Bar, noting, progress_line, progress_text
 
         began = time.monotonic() - age
         if not can_redraw(sys.stderr):
-            with telling(self.tell, progress, lambda now: progress_line(now, time.monotonic() - began, limit)):
+            with noting(self.tell, progress, lambda now: progress_line(now, time.monotonic() - began, limit)):
                 yield
             return
         bar = Bar(sys.stderr, lambda width: progress_text(progress(), time.monotonic() - began, limit, width))
@@ -175,11 +176,11 @@ def can_redraw(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def columns(stream: TextIO) -> int:
-    """Return the current width of a terminal; 80 if unknown."""
+def width_of(stream: TextIO) -> int:
+    """Return the columns that the terminal of a stream has now; 0 if it is none, or one that does not know them."""
     with suppress(OSError):
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    return 80
+        return os.get_terminal_size(stream.fileno()).columns
+    return 0
 
 
 def color(text: str, code: str) -> str:
@@ -242,21 +243,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
-def width_of_stdout() -> int:
-    """Return the columns of the terminal that stdout is; 0 if it is none."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-
-
-def fitted(columns: Mapping[str, Sequence[str]], width: int, least: Iterable[str] = ()) -> str:
+def fitted(columns: Mapping[str, Sequence[str]], width: int, dispensable: Iterable[str] = ()) -> str:
     """Render a table of the columns that have a text, by head, in ``width`` characters; whole if that is 0.
 
-    If it is wider, columns of ``least`` are left out in turn; then its lines are cut.
+    If it is wider, the ``dispensable`` columns are left out in turn; then its lines are cut.
     """
     shown = {head: cells for head, cells in columns.items() if any(cells)}
-    for head in ("", *least):
+    for head in ("", *dispensable):
         shown.pop(head, None)
         text = table(list(shown), zip(*shown.values(), strict=True))
-        if not width or max(map(len, text.splitlines())) <= width:
+        if not width or max(map(len, text.splitlines()), default=0) <= width:
             return text
     return cut(text, width)
 

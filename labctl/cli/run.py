@@ -34,7 +34,7 @@ from labctl.cli.common import (
     context,
 )
 from labctl.cli.next_step import next_step
-from labctl.cli.output import figure, fitted, printable, table, width_of_stdout, write
+from labctl.cli.output import figure, fitted, printable, table, width_of, write
 from labctl.errors import ConfigError, Interrupted
 from labctl.model import COMPLETED, Project, Result
 from labctl.system import human
@@ -338,7 +338,7 @@ def list_runs(
         if csv:
             write(csv_text(listed.runs), sys.stdout, end="")
         else:
-            output.answer(listed, list_text(listed, width_of_stdout()))
+            output.answer(listed, list_text(listed, width_of(sys.stdout)))
 
 
 def list_text(listed: RunList, width: int) -> str:

@@ -15,7 +15,7 @@ from labctl import flows
 from labctl.cli import complete
 from labctl.cli.bar import clock, metric_texts, step_text, with_bar
 from labctl.cli.common import HERE, RUN_HELP, Directory, Json, answering, context, not_an_option
-from labctl.cli.output import can_redraw, columns, printable, table
+from labctl.cli.output import can_redraw, printable, table, width_of
 from labctl.errors import Interrupted
 from labctl.system import human
 
@@ -57,8 +57,7 @@ def top_command(
             output.error(Interrupted("no longer watched: the run goes on", hint="`labctl stop` ends it"))
             sys.exit(Interrupted.exit_code)
         then = f"\nnext: labctl show {view.run_id}" if view.state == "ended" else ""
-        width = columns(sys.stdout) if sys.stdout.isatty() else 0
-        output.answer(view, view_text(view, width) + then)
+        output.answer(view, view_text(view, width_of(sys.stdout)) + then)
 
 
 class Screen:

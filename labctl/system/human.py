@@ -97,8 +97,10 @@ def count(amount: int, noun: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Cut a text to ``width`` characters, three of them dots; shorter texts stay."""
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+    """Cut a text to ``width`` characters, three of them dots if there is room; shorter texts stay."""
+    if len(text) <= width:
+        return text
+    return f"{text[: width - 3]}..." if width > 3 else text[:width]
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:

@@ -14,13 +14,11 @@ from labctl.model import HERE
 
 T = TypeVar("T")
 K = TypeVar("K")
+Done = Callable[[int, T | None], object]
+"""Gets the number and result of a task; None for one that is late."""
 
 # Maximum number of hosts or nodes that are worked on at once.
 WIDTH = 32
-
-
-def ignored(*_: object) -> None:
-    """Do nothing with a result."""
 
 
 @contextmanager
@@ -71,7 +69,7 @@ def map_hosts(work: Callable[[K], T], hosts: Mapping[str, K]) -> tuple[dict[str,
 
 
 def run_with_deadlines(
-    tasks: Sequence[tuple[Callable[[], T], float]], width: int = 16, *, done: Callable[[int, T | None], None] = ignored
+    tasks: Sequence[tuple[Callable[[], T], float]], width: int = 16, *, done: Done[T] | None = None
 ) -> list[T | None]:
     """Return the result of each task, in order; None for a task not done within its seconds. Raises a task's error.
 
@@ -80,26 +78,27 @@ def run_with_deadlines(
     """
     started: list[tuple[Future[T], float]] = []
     results: dict[int, T | None] = {}
-
-    def take_ended() -> None:
-        """Keep the results of tasks that have ended or are late since the last call."""
-        now = time.monotonic()
-        for number, (future, end) in enumerate(started):
-            if number not in results and (future.done() or now >= end):
-                results[number] = future.result() if future.done() else None
-                done(number, results[number])
-
     for work, seconds in tasks:
         while len(busy := _unfinished(started)) >= width:
             wait(busy, timeout=0.1, return_when=FIRST_COMPLETED)
-            take_ended()
+            _take_ended(started, results, done)
         started.append((begin(work), time.monotonic() + seconds))
     while busy := _unfinished(started):
-        take_ended()
+        _take_ended(started, results, done)
         first = min(end for future, end in started if future in busy)
         wait(busy, timeout=max(0.0, first - time.monotonic()), return_when=FIRST_COMPLETED)
-    take_ended()
+    _take_ended(started, results, done)
     return [results[number] for number in range(len(tasks))]
+
+
+def _take_ended(started: Sequence[tuple[Future[T], float]], results: dict[int, T | None], done: Done[T] | None) -> None:
+    """Add to ``results`` those of tasks that have ended or are late since the last call."""
+    now = time.monotonic()
+    for number, (future, end) in enumerate(started):
+        if number not in results and (future.done() or now >= end):
+            results[number] = future.result() if future.done() else None
+            if done:
+                done(number, results[number])
 
 
 def _unfinished(started: Sequence[tuple[Future[T], float]]) -> list[Future[T]]:

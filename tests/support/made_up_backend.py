@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from labctl import __version__, accelerators
 from labctl.backends import Backend, OnLines, Replay, RunPlan, spec
 from labctl.backends.devices import DeviceReport, HostDevices, NodeShare
-from labctl.backends.finding import Finding, Receiver, ok, unheard
+from labctl.backends.finding import Finding, Receiver, ignore, ok
 from labctl.backends.owner import owner
 from labctl.backends.plan import Plan, Step, carry_out
 from labctl.backends.status import LabStatus, NodeStatus
@@ -412,7 +412,7 @@ class MadeUpBackend:
             ),
         ))  # fmt: skip
 
-    def findings(self, node: str = "", receive: Receiver = unheard) -> tuple[Finding, ...]:
+    def findings(self, node: str = "", receive: Receiver = ignore) -> tuple[Finding, ...]:
         """Return one finding, which is always ok."""
         findings = (ok("LAB-MADE-001", f"{self.context.directory} is there"),)
         receive(findings)

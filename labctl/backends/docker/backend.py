@@ -16,7 +16,7 @@ from labctl.backends import Backend, OnLines, Replay, RunPlan
 from labctl.backends.docker.deploy import preflight
 from labctl.backends.docker.lab.cluster import Cluster, load_lab, preview_lab, read_inventory
 from labctl.backends.docker.lab.cluster import connect as connect_hosts
-from labctl.backends.finding import Receiver, unheard
+from labctl.backends.finding import Receiver, ignore
 from labctl.backends.plan import Plan, carry_out
 from labctl.backends.state import ObservedState
 from labctl.config.context import Context
@@ -169,7 +169,7 @@ class DockerBackend:
 
         return devices.devices(self.context)
 
-    def findings(self, node: str = "", receive: Receiver = unheard) -> tuple[Finding, ...]:
+    def findings(self, node: str = "", receive: Receiver = ignore) -> tuple[Finding, ...]:
         """Run doctor's checks of hosts, engines, lab and nodes, or of one node and its host; return the findings."""
         from labctl.backends.docker.checks import run
 

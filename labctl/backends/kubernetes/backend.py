@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from labctl import __version__
 from labctl.backends import Backend, OnLines, Replay, RunPlan, spec, terminal
-from labctl.backends.finding import Receiver, unheard
+from labctl.backends.finding import Receiver, ignore
 from labctl.backends.kubernetes import capacity, nodes, render
 from labctl.backends.kubernetes import lab as labs
 from labctl.backends.kubernetes import run as jobs
@@ -169,7 +169,7 @@ class KubernetesBackend:
 
         return capacity.devices(self._cluster)
 
-    def findings(self, node: str = "", receive: Receiver = unheard) -> tuple[Finding, ...]:  # noqa: ARG002
+    def findings(self, node: str = "", receive: Receiver = ignore) -> tuple[Finding, ...]:  # noqa: ARG002
         """Run the checks of cluster, namespace, rights, nodes and pods, whatever ``node``; return what they found."""
         from labctl.backends.kubernetes import checks
 

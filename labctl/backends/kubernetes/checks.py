@@ -21,7 +21,7 @@ from labctl.model import Job
 from labctl.system import human
 from labctl.system.parallel import pool
 
-FEW = 5
+MOST_PODS = 5
 """Number of failing pods that are shown."""
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PULLS = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
@@ -254,7 +254,7 @@ def pull_secret(view: View) -> Iterator[Finding]:
 
 
 def lab_pods(view: View) -> Iterator[Finding]:
-    """Yield a finding per pod that waits or failed, the first FEW; ok if none; nothing without pods."""
+    """Yield a finding per pod that waits or failed, the first MOST_PODS; ok if none; nothing without pods."""
     if not view.pods:
         return
     waiting = [pod for pod in view.pods if not is_ready(pod) and not pods.has_ended(pod)]
@@ -264,11 +264,11 @@ def lab_pods(view: View) -> Iterator[Finding]:
         name = pod["metadata"]["name"]
         if why := pods.trouble(pod) or (pods.last_warning(events, [name]) if pod in waiting else ""):
             wrong[name] = (node_of(pod), why, error if pods.image_error(pod) else warn)
-    for name, (node, why, level) in list(wrong.items())[:FEW]:
+    for name, (node, why, level) in list(wrong.items())[:MOST_PODS]:
         fix = f"{view.typed} describe pod {name}"
         yield level("LAB-K8S-013", f"{node} ({name}): {why}", "its run waits, or has lost it", fix)
-    if len(wrong) > FEW:
-        yield warn("LAB-K8S-013", human.more(len(wrong) - FEW, "pods"), "as above", "labctl status")
+    if len(wrong) > MOST_PODS:
+        yield warn("LAB-K8S-013", human.more(len(wrong) - MOST_PODS, "pods"), "as above", "labctl status")
     if not wrong:
         yield found_ok("LAB-K8S-013", f"{len(view.pods)} pods of the lab are healthy")
 

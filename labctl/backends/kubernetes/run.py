@@ -51,7 +51,7 @@ from labctl.system import files, human
 KINDS: dict[Kind, str] = {"mpijob": "MPIJob", "trainjob": "TrainJob"}
 OWNED = {"MPIJob": ("ConfigMap", "Secret"), "TrainJob": ("ConfigMap", "Secret", "TrainingRuntime")}
 """Kinds of objects that a job has with its own name."""
-SHARED = ("Namespace", "PersistentVolumeClaim")
+SHARED_KINDS = ("Namespace", "PersistentVolumeClaim")
 """Kinds of objects that all jobs of a lab share."""
 # Seconds between two polls of a run's pods; that an API server may be unreachable; for a run that is stopped to gather
 # its results; for the cluster to report why it ended a run; for a node to report that a pod has ended, after its grace.
@@ -171,7 +171,7 @@ def _rehearse(api: Api, job: Manifest) -> None:
 
 def prepare(api: Api, lab: str, objects: Sequence[Manifest]) -> list[Manifest]:
     """Create namespace and claim if they do not exist; return the other objects. Refused if not allowed."""
-    shared = [manifest for manifest in objects if manifest["kind"] in SHARED]
+    shared = [manifest for manifest in objects if manifest["kind"] in SHARED_KINDS]
     for manifest in shared:
         try:
             existing = api.get(manifest["kind"], manifest["metadata"]["name"])
@@ -182,7 +182,7 @@ def prepare(api: Api, lab: str, objects: Sequence[Manifest]) -> list[Manifest]:
             raise
         if not existing:
             api.apply(_marked(manifest, lab) if manifest["kind"] == "Namespace" else manifest)
-    return [manifest for manifest in objects if manifest["kind"] not in SHARED]
+    return [manifest for manifest in objects if manifest["kind"] not in SHARED_KINDS]
 
 
 def _marked(namespace: Manifest, lab: str) -> Manifest:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from labctl.cli.bar import ERASE, Bar, progress_line, progress_text, telling
+from labctl.cli.bar import ERASE, Bar, noting, progress_line, progress_text
 from labctl.cli.output import Output
 from labctl.model import Event, Progress
 
@@ -152,7 +152,7 @@ def test_without_a_terminal_quiet_has_a_line_now_and_then_and_the_last() -> None
         lines.append(line)
         told.set()
 
-    with telling(note, lambda: steps[-1], lambda now: progress_line(now, 65, 600), every=0.001):
+    with noting(note, lambda: steps[-1], lambda now: progress_line(now, 65, 600), every=0.001):
         assert told.wait(5)
         steps.append(Progress(step=2, steps=2, metrics=METRICS, seconds_left=0.0))
     last = "step 2/2  loss 3.142  throughput 1,234 samples/s  accuracy 0.5  0:00 left"
@@ -166,7 +166,7 @@ def test_without_a_terminal_quiet_has_a_line_now_and_then_and_the_last() -> None
 def test_a_short_run_has_one_line_and_one_without_steps_none(steps: list[Progress], expected: list[str]) -> None:
     """Tell progress of a run that ends before the first line is due: the last step alone, if there is one."""
     lines: list[str] = []
-    with telling(lines.append, lambda: steps[-1], lambda now: progress_line(now, 5, 60), every=60):
+    with noting(lines.append, lambda: steps[-1], lambda now: progress_line(now, 5, 60), every=60):
         pass
     assert lines == expected
 
@@ -187,7 +187,7 @@ def test_steps_are_cut_to_the_width_of_a_terminal_and_whole_in_a_pipe(
     step = Event("step", f"[1/2] write {'x' * 200}")
     Output().event(step)
     assert capsys.readouterr().err == f"{step.text}\n"
-    monkeypatch.setattr("labctl.cli.output.columns", lambda _: 40)
+    monkeypatch.setattr("labctl.cli.output.width_of", lambda _: 40)
     with terminal(monkeypatch) as master:
         Output().event(step)
         Output().begin("stopping run r1")

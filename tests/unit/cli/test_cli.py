@@ -1190,3 +1190,19 @@ def test_a_file_names_labctl_from_path_where_that_is_this_program(
     assert lab_commands.program_name() == str(program)
     (tmp_path / "labctl").symlink_to(program)
     assert lab_commands.program_name() == "labctl"
+    monkeypatch.setattr("sys.prefix", str(program.parents[1]))
+    assert lab_commands.program_name() == "labctl"
+
+
+def test_a_file_names_labctl_of_an_activated_environment_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Name the program of a virtual environment whose programs are first in PATH: its path."""
+    program = tmp_path / "venv/bin/labctl"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.argv", [str(program)])
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "venv"))
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert lab_commands.program_name() == str(program)

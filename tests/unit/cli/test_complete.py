@@ -16,6 +16,7 @@ CASES = {
     "workload of an option": ("up --workload h", ["hello"]),
     "runs, the latest first": ("show ", ["latest", *reversed(RUNS)]),
     "run": ("show 20261127", [RUNS[2]]),
+    "run by its short id": ("show c3a", ["c3a223"]),
     "second run": ("compare latest 20261127", [RUNS[2]]),
     "run of an option": ("logs --run l", ["latest"]),
     "run to resume": ("run --resume 20261127", [RUNS[2]]),
@@ -74,6 +75,28 @@ def test_rendered_nodes_are_those_of_the_lab(complete: Labctl, monkeypatch: pyte
     for number in range(2):
         (complete.directory / f".lab/nodes/worker-{number}").mkdir(parents=True)
     assert words(complete, monkeypatch, "shell w") == ["worker-0", "worker-1"]
+
+
+def test_workers_are_in_the_order_of_their_numbers(complete: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complete the eleven nodes of a lab: worker-10 is the last."""
+    for number in range(11):
+        (complete.directory / f".lab/nodes/worker-{number}").mkdir(parents=True)
+    assert words(complete, monkeypatch, "shell w") == [f"worker-{number}" for number in range(11)]
+
+
+def test_a_lab_below_the_home_directory_is_meant_by_a_tilde(complete: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complete runs of a lab that -C names with `~`, which a shell does not expand; none for an unknown user."""
+    monkeypatch.setenv("HOME", str(complete.directory.parent))
+    monkeypatch.chdir("/")
+    assert words(complete, monkeypatch, f"show -C ~/{complete.directory.name} 20261127") == [RUNS[2]]
+    assert words(complete, monkeypatch, "show -C ~no-such-user/lab 20261127") == []
+
+
+def test_words_that_no_lab_has_are_completed_without_one(complete: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complete a launcher and a profile no lab is looked for."""
+    monkeypatch.setattr("labctl.cli.complete.lab_of", lambda _: pytest.fail("a lab was looked for"))
+    assert words(complete, monkeypatch, "run hello --launcher deep") == ["deepspeed", "deepspeed:openmpi"]
+    assert words(complete, monkeypatch, "validate --profile q") == ["quick"]
 
 
 def test_the_lab_of_an_option_and_of_a_parent_directory_is_meant(

@@ -53,7 +53,7 @@ def test_the_cause_is_first_and_what_follows_from_it_is_named_without_a_fix() ->
     network = error("LAB-NET-001", "is off", "no node reaches it", "labctl down && labctl up", node="worker-1")
     unreached = error("LAB-SSH-001", "not reached", "no ranks", "docker restart x", node="worker-1")
     text = advice(report(unreached, network))
-    assert "  first: labctl down && labctl up\n  mends also: LAB-SSH-001 worker-1\n" in text
+    assert "  first: labctl down && labctl up\n  also fixes: LAB-SSH-001 worker-1\n" in text
     assert "docker restart" not in text
 
 
@@ -70,13 +70,13 @@ def test_fix_is_hinted_at_where_it_would_run_something() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finding", "said"),
+    ("finding", "begin"),
     [(WELL, "this machine is ready for a lab; "), (missing("local"), "this machine is not ready for a lab; ")],
 )
-def test_outside_a_lab_the_machine_is_judged_and_init_is_next(finding: Finding, said: str) -> None:
+def test_outside_a_lab_the_machine_is_judged_and_init_is_next(finding: Finding, begin: str) -> None:
     """The last lines say if the machine is ready, and `labctl init`."""
     first, hint = advice(report(finding, lab="")).splitlines()[-2:]
-    assert first.startswith(said)
+    assert first.startswith(begin)
     assert hint == "hint: labctl init mylab"
 
 

@@ -80,7 +80,8 @@ def words(text: str) -> list[str]:
 
 
 def test_without_a_terminal_a_page_has_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask for the width of a page: 80 without a terminal, that of a terminal, and at most 120."""
+    """Ask for the width of a page: 80 without a terminal, that of a terminal, and at most 120; COLUMNS is not read."""
+    monkeypatch.setenv("COLUMNS", "40")
     assert helps.page_width() == 80
     for columns, width in ((60, 60), (0, 80), (200, 120)):
         monkeypatch.setattr("os.get_terminal_size", lambda _, columns=columns: type("Size", (), {"columns": columns}))

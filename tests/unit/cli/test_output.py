@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from labctl.backends.docker.lab.devices import ResolvedSetting
-from labctl.cli.output import Output, say, say_printed, table, to_json, write
+from labctl.cli.output import Output, fitted, say, say_printed, table, to_json, width_of, write
 from labctl.cli.run import run_text
 from labctl.errors import HostError, OutputClosed, OutputFailed
 from labctl.model import CriterionResult, Event, Rank, Result
@@ -450,3 +453,21 @@ def test_a_command_that_only_shows_ends_if_nobody_reads_it(monkeypatch: pytest.M
     """Emit an event of `attach` to a closed pipe: OutputClosed."""
     with unread(monkeypatch), pytest.raises(OutputClosed):
         Output(only_shows=True).event(Event(kind="line", text="step 1"))
+
+
+@pytest.mark.parametrize("columns", [{}, {"RUN": ["", ""]}])
+def test_a_table_without_a_text_is_empty_at_any_width(columns: dict[str, list[str]]) -> None:
+    """Render columns without a text, for a terminal and for none: empty."""
+    assert [fitted(columns, width).strip() for width in (0, 40)] == ["", ""]
+
+
+def test_the_width_is_that_of_the_terminal_and_0_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for the width of a pipe and of a terminal of 60 columns, with COLUMNS set: 0 and 60."""
+    monkeypatch.setenv("COLUMNS", "40")
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    reader, writer = os.pipe()
+    with os.fdopen(slave, "w") as terminal, os.fdopen(writer, "w") as pipe:
+        assert (width_of(pipe), width_of(terminal)) == (0, 60)
+    os.close(master)
+    os.close(reader)

@@ -180,6 +180,12 @@ def test_a_long_text_ends_in_dots() -> None:
     assert human.shortened("x" * 111, 110) == "x" * 107 + "..."
 
 
+@pytest.mark.parametrize(("width", "text"), [(1, "a"), (2, "ab"), (3, "abc"), (4, "a...")])
+def test_a_text_without_room_for_dots_is_cut_all_the_same(width: int, text: str) -> None:
+    """Shorten a text to less than a character and three dots: never more characters than the width."""
+    assert human.shortened("abcdef", width) == text
+
+
 def test_names_beyond_the_most_are_counted() -> None:
     """List names: two, two "and 1 more", none; and a counted rest."""
     assert human.listed(["a", "b"], 2) == "a, b"

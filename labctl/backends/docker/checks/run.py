@@ -27,7 +27,7 @@ from labctl.backends.docker.checks.examination import (
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.images import catalog
 from labctl.backends.docker.lab.cluster import Cluster, connect, last_dump, load_lab, placement, read_inventory
-from labctl.backends.finding import LIMIT, Finding, Receiver, error, ok, unheard, warn
+from labctl.backends.finding import LIMIT, Finding, Receiver, error, ignore, ok, warn
 from labctl.backends.state import Container
 from labctl.config.context import Context, require_named
 from labctl.errors import ConfigError, HostError, LabError, parsing
@@ -131,7 +131,7 @@ NODE_CHECKS = (
 )
 
 
-def findings(context: Context, receive: Receiver = unheard, *, node: str = "") -> tuple[Finding, ...]:
+def findings(context: Context, receive: Receiver = ignore, *, node: str = "") -> tuple[Finding, ...]:
     """Connect to the hosts and run doctor's checks of hosts and lab, or of one node and its host; return findings.
 
     ``receive`` gets the findings of each check when it has ended.
@@ -160,7 +160,7 @@ def findings(context: Context, receive: Receiver = unheard, *, node: str = "") -
         return (*unreached, *examine(check_context(context, cluster, lab, only=node), lacking, receive=receive))
 
 
-def of_machine(context: Context, receive: Receiver = unheard) -> tuple[Finding, ...]:
+def of_machine(context: Context, receive: Receiver = ignore) -> tuple[Finding, ...]:
     """Run the checks of this machine that need no lab, with the settings of the environment; change nothing."""
     settings = context.settings()
     with connect(context, settings, seconds=ANSWERING, demand=False) as cluster:
@@ -292,7 +292,7 @@ def examine(
     lacking: Mapping[str, LabError] | None = None,
     checks: Sequence[Check] = (),
     *,
-    receive: Receiver = unheard,
+    receive: Receiver = ignore,
 ) -> tuple[Finding, ...]:
     """Run checks, all by default, each with its time limit; return findings in order. ConfigError for unknown nodes.
 
