@@ -11,18 +11,17 @@ from labctl.backends.finding import Finding
 UP = "labctl up"
 _UNREACHED = ("LAB-SSH-001", "LAB-SSH-002", "LAB-NET-005", "LAB-NET-007", "LAB-NODE-006")
 FOLLOWS: Mapping[str, tuple[str, ...]] = {
-    "LAB-MOUNT-002": ("LAB-HEALTH-001",),
     "LAB-NET-001": (*_UNREACHED, "LAB-NODE-003", "LAB-NET-004"),
     "LAB-KEY-001": ("LAB-SSH-001", "LAB-SSH-002", "LAB-KEY-002"),
     "LAB-KEY-002": ("LAB-SSH-001", "LAB-SSH-002"),
     "LAB-NODE-001": _UNREACHED,
     "LAB-NODE-002": _UNREACHED,
     "LAB-NODE-004": _UNREACHED,
-    "LAB-SSH-001": ("LAB-NET-005", "LAB-NET-007", "LAB-CHECK-001", "LAB-CHECK-002"),
+    "LAB-SSH-001": ("LAB-NET-005", "LAB-NET-007"),
 }
 """Codes that a code is the cause of, on the same node: its fix mends them, too, and theirs may not."""
 BLOCKING = (
-    *("LAB-DEVICE-002", "LAB-DEVICE-005", "LAB-DISK-004", "LAB-ENGINE-002", "LAB-ENGINE-006", "LAB-FILES-002"),
+    *("LAB-DEVICE-002", "LAB-DEVICE-005", "LAB-DISK-004", "LAB-ENGINE-002", "LAB-FILES-002"),
     *("LAB-HOST-008", "LAB-IMAGE-001", "LAB-IMAGE-005", "LAB-IMAGE-006", "LAB-LIMIT-002", "LAB-MOUNT-001"),
     *("LAB-NAME-001", "LAB-NAME-002", "LAB-NET-003", "LAB-PORT-002", "LAB-PORT-003", "LAB-PORT-004", "LAB-RUNTIME-001"),
 )

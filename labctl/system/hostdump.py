@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import stat
@@ -33,6 +34,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     home_free: int | None
     ports: Mapping[int, str]
     """TCP ports in use on any address, and the user of each."""
+    listening: Mapping[int, tuple[str, ...]]
+    """The addresses on which each of these ports is in use."""
 
 
 class HostDump(Struct, frozen=True, dict=True):
@@ -92,6 +95,10 @@ class HostDump(Struct, frozen=True, dict=True):
             uid, user, _ = self.user
             clock = re.match(r"\d+(\.\d+)?", self.facts.get("clock", ""))
             free = self.facts.get("free home", "").split()
+            listeners = tuple(self._listeners())
+            listening: dict[int, tuple[str, ...]] = {}
+            for address, port, _ in listeners:
+                listening[port] = (*listening.get(port, ()), address)
             return HostFacts(
                 user=user,
                 uid=uid,
@@ -99,11 +106,12 @@ class HostDump(Struct, frozen=True, dict=True):
                 skew=float(clock[0]) - now if clock else 0.0,
                 # The number of blocks and their size.
                 home_free=int(free[0]) * int(free[1]) if len(free) == 2 else None,
-                ports=self._ports(),
+                ports={port: name for _, port, name in listeners},
+                listening=listening,
             )
 
-    def _ports(self) -> dict[int, str]:
-        """Return the TCP ports on which the host listens, with the user of each.
+    def _listeners(self) -> Iterator[tuple[str, int, str]]:
+        """Yield address, TCP port and user of each socket on which the host listens.
 
         Source: Documentation/networking/proc_net_tcp.rst of the kernel.
         """
@@ -111,11 +119,17 @@ class HostDump(Struct, frozen=True, dict=True):
         names = {fields[2]: fields[0] for fields in accounts if len(fields) > 2}
         texts = (self.files.get(f"proc/net/{name}", "") for name in ("tcp", "tcp6"))
         sockets = (line.split() for text in texts for line in text.splitlines())
-        return {
-            int(fields[1].rpartition(":")[2], 16): names.get(fields[7], f"user {fields[7]}")
-            for fields in sockets
-            if len(fields) > 7 and fields[3] == _LISTENING
-        }
+        for fields in sockets:
+            if len(fields) > 7 and fields[3] == _LISTENING:
+                address, _, port = fields[1].partition(":")
+                yield _address(address), int(port, 16), names.get(fields[7], f"user {fields[7]}")
+
+
+def _address(text: str) -> str:
+    """Return the address that the kernel prints as little-endian words; an IPv4 address within IPv6 as IPv4."""
+    words = (bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8))
+    address = ipaddress.ip_address(b"".join(words))
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 class DumpPath(Struct, frozen=True):

@@ -37,7 +37,6 @@ Of the settings and the host:
     35  a network of others has the lab's name           LAB-NAME-002   docker network rm
     36  a port of LAB_PORTS is in use                    LAB-PORT-004   sed
     37  a misspelt key in compose.override.yml           LAB-FILES-002  sed
-    38  a docker context that does not exist             LAB-ENGINE-006 unset
 
 Slower ones:
 
@@ -346,14 +345,6 @@ def test_what_stops_up_is_found_before_and_mended(fresh_lab: FreshLab) -> None:
             lab.call("up", limit=300).expect(0)
     finally:
         stranger.remove(force=True)
-
-
-def test_a_docker_context_that_leads_elsewhere_is_found_and_unset(lab: Lab) -> None:
-    """LAB-ENGINE-006 for a DOCKER_CONTEXT that does not exist; its fix unsets it."""
-    environ = {"DOCKER_CONTEXT": "elsewhere"}
-    finding = single(doctor(lab, environ), "LAB-ENGINE-006", "local")
-    assert finding["fix"] == "unset DOCKER_CONTEXT"
-    assert type_in(lab, [finding["fix"]], environ) == []
 
 
 def test_a_machine_is_examined_outside_a_lab(lab: Lab, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def facts(**changes: Any) -> hostdump.HostFacts:
         skew=0.0,
         home_free=1 << 40,
         ports={},
+        listening={},
     )
     return replace(plain, **changes)
 

@@ -189,7 +189,9 @@ class DockerEngine:
         self._address = self.connection.address
         self._seconds = seconds
         self.host = self.connection.target.name
-        self._program = process.without(OF_ANOTHER, ["docker"]) if self._address else ("docker",)
+        # The SDK heeds no context: without this, a context would lead the command to another engine.
+        here = ("docker", "--context=default")
+        self._program = process.without(OF_ANOTHER, ["docker"]) if self._address else here
         self.docker = (*self._program, "--host", self._address) if self._address else self._program
 
     @property
@@ -327,10 +329,14 @@ class DockerEngine:
         return inspected
 
     def compose_refusal(self, directory: Path, files: Iterable[str], seconds: float) -> str:
-        """Return the last line of `docker compose config` on files below a directory; empty if it accepts them."""
+        """Return the last line of `docker compose config` on files below a directory; empty if accepted, or late."""
         named = chain.from_iterable(("--file", path) for path in files)
         command = (*self.docker, "compose", "--project-directory", str(directory), *named, "config", "--quiet")
-        done = process.run(command, cwd=str(directory), timeout=seconds, check=False)
+        try:
+            done = process.run(command, cwd=str(directory), timeout=seconds, check=False)
+        except process.ProcessTimeout:
+            # A busy machine is no refusal.
+            return ""
         lines = [line for line in done.err.splitlines() if "level=warning" not in line]
         return lines[-1] if done.code and lines else ""
 
@@ -347,27 +353,33 @@ class DockerEngine:
             network = inspect(api, "network", name)
         if network is None or (network["Labels"] or {}).get("labctl.lab") == lab:
             return None
-        return bool(network["Containers"])
+        return not self._networks_in_use().isdisjoint((name, network["Id"]))
 
-    def publishers(self, port: int) -> tuple[tuple[str, str], ...]:
-        """Return the running containers that publish a TCP port of the host: name, and the lab of its label."""
+    def publishers(self, port: int) -> tuple[tuple[str, str, str], ...]:
+        """Return the running containers that publish a TCP port of the host: name, lab of its label, and address."""
         with self._api() as api:
             listed = api.containers(filters={"publish": f"{port}/tcp"})
         # The filter also finds the ports of containers.
         return tuple(
-            (container["Names"][0].lstrip("/"), container["Labels"].get("labctl.lab", ""))
+            (container["Names"][0].lstrip("/"), container["Labels"].get("labctl.lab", ""), published.get("IP", ""))
             for container in listed
-            if any(published.get("PublicPort") == port for published in container["Ports"])
+            for published in container["Ports"]
+            if (published.get("PublicPort"), published["Type"]) == (port, "tcp")
         )
 
     def unused_networks(self) -> tuple[tuple[str, str], ...]:
         """Return the networks that no container refers to, not even a stopped one: name, and the lab of its label."""
         with self._api() as api:
             networks = api.networks(filters={"type": "custom"})
-            containers = api.containers(all=True)
-        used = set(chain.from_iterable(container["NetworkSettings"]["Networks"] for container in containers))
+        used = self._networks_in_use()
         free = (network for network in networks if used.isdisjoint((network["Name"], network["Id"])))
         return tuple(sorted((network["Name"], (network["Labels"] or {}).get("labctl.lab", "")) for network in free))
+
+    def _networks_in_use(self) -> set[str]:
+        """Return the names, or ids, of the networks that containers refer to, also stopped ones."""
+        with self._api() as api:
+            containers = api.containers(all=True)
+        return set(chain.from_iterable(container["NetworkSettings"]["Networks"] for container in containers))
 
     def try_network(self, lab: str) -> str:
         """Create and remove a network for a lab; return why the daemon refuses, or "". HostError if it is silent."""

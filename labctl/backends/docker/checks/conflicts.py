@@ -13,6 +13,7 @@ from labctl.backends.finding import Finding, error, ok
 from labctl.config.settings import split_port
 
 ABSENT = "cannot be used: the host has no address"
+ANY = frozenset(("", "0.0.0.0", "::"))  # noqa: S104 - compared, not listened on
 LISTENER = re.compile(r'\(\("([^"]+)",pid=(\d+)')
 """Name and pid of a process in the output of ss(8)."""
 
@@ -23,16 +24,18 @@ def names(ctx: CheckContext) -> Iterator[Finding]:
     needed = {naming.container_name(lab, name): name for name in ctx.names}
     for name in ctx.daemon.foreign_containers(naming.project(lab), lab.name):
         if name in needed:
-            summary = f"a container that is not the lab's has its name, {name}"
+            summary = f"container {name} exists and is not of this lab"
             impact = "the node cannot be created beside it"
             fix = ctx.command(f"docker rename {name} {name}-other")
             yield error("LAB-NAME-002", summary, impact, fix, node=needed[name])
             free = False
     network = naming.project(lab)
     if lab.network == "bridge" and (used := ctx.daemon.foreign_network(network, lab.name)) is not None:
-        fix = ctx.set_setting("LAB_NAME", f"{lab.name[:36].rstrip('-')}-2") if used else f"docker network rm {network}"
-        summary = f"a network that is not the lab's has its name, {network}"
-        yield error("LAB-NAME-002", summary, "the lab's network cannot be created beside it", ctx.command(fix))
+        fix = ctx.command(f"docker network rm {network}")
+        if used:
+            fix = ctx.set_setting("LAB_NAME", f"{lab.name[:36].rstrip('-')}-2")
+        summary = f"network {network} exists and is not of this lab"
+        yield error("LAB-NAME-002", summary, "the lab's network cannot be created beside it", fix)
         free = False
     if free:
         yield ok("LAB-NAME-002", f"the names of lab {lab.name} are free or its own")
@@ -49,21 +52,24 @@ def published_ports(ctx: CheckContext) -> Iterator[Finding]:
             continue
         # An address of another host does not become free on another port.
         usable = "127.0.0.1" if reason.startswith(ABSENT) else address
-        free = next(number for number in range(port, 1 << 16) if not why_not_published(ctx, usable, number))
-        words = ctx.settings.text("LAB_PORTS").split()
-        replaced = [f"{usable}:{free}:{target}" if split_port(word)[1] == port else word for word in words]
-        fix = ctx.set_setting("LAB_PORTS", " ".join(replaced))
+        numbers = (number for number in range(port, 1 << 16) if not why_not_published(ctx, usable, number))
+        fix = "${EDITOR:-vi} .env  # set LAB_PORTS to a lower port of the host"
+        if free := next(numbers, None):
+            words = ctx.settings.text("LAB_PORTS").split()
+            replaced = [f"{usable}:{free}:{target}" if split_port(word)[1] == port else word for word in words]
+            fix = ctx.set_setting("LAB_PORTS", " ".join(replaced))
         impact = f"the launcher cannot publish its port {target} there"
         yield error("LAB-PORT-004", f"port {port} of {address} (LAB_PORTS) {reason}", impact, fix)
 
 
 def why_not_published(ctx: CheckContext, address: str, port: int) -> str:
     """Return why the launcher cannot publish a port on its host, such as who uses it; empty if it can, or does."""
-    for name, lab in ctx.daemon.publishers(port):
-        return "" if lab == ctx.lab.name else f"is in use by container {name}"
+    for name, lab, published in ctx.daemon.publishers(port):
+        if overlap(address, published):
+            return "" if lab == ctx.lab.name else f"is in use by container {name}"
     if ctx.facts:
-        user = ctx.facts.ports.get(port, "")
-        return f"is in use by a program of user {user}" if user else ""
+        in_use = any(overlap(address, other) for other in ctx.facts.listening.get(port, ()))
+        return f"is in use by a program of user {ctx.facts.ports[port]}" if in_use else ""
     code = error_of_binding(address, port)
     if code == errno.EADDRNOTAVAIL:
         return f"{ABSENT} {address}"
@@ -71,6 +77,11 @@ def why_not_published(ctx: CheckContext, address: str, port: int) -> str:
         return ""
     listening = LISTENER.search(ctx.script('ss -Hltnp "sport = :$1" 2> /dev/null || true', str(port)))
     return f"is in use by {listening[1]} (pid {listening[2]})" if listening else "is in use by another program"
+
+
+def overlap(address: str, other: str) -> bool:
+    """Return True if two programs cannot listen on a port of these addresses: equal ones, or one is any address."""
+    return address == other or not ANY.isdisjoint((address, other))
 
 
 def error_of_binding(address: str, port: int) -> int:

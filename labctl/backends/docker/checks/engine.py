@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import grp
-import hashlib
 import json
 import os
 import pwd
@@ -27,11 +26,10 @@ from labctl.errors import HostError, nearest
 from labctl.model import HERE
 from labctl.system import human
 
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+ARCHITECTURES = {"x86_64": "amd64", "i686": "386", "aarch64": "arm64", "armv7l": "arm"}
 """Names of processors in the kernel, and in images."""
 DAEMON = "/etc/docker/daemon.json"
-SOCKET = "unix:///var/run/docker.sock"
-"""Address of the engine if neither DOCKER_HOST nor a context names another."""
+SECURITY = "https://docs.docker.com/engine/security"
 RESTART = "systemctl restart docker"
 RESTART_ENDS = "restarting Docker ends every container of this host"
 """Caution for the user of RESTART; containers survive if live-restore is on."""
@@ -134,56 +132,17 @@ def plugin(ctx: CheckContext, code: str, name: str, needed: str, level: Level, i
     return problem(level, code, f"docker {name} does not work: {reason.splitlines()[0]}", impact, fix)
 
 
-def docker_context(ctx: CheckContext) -> Iterator[Finding]:
-    """Yield ok, or an error if the docker command, by its context, acts on another engine than labctl examines."""
-    if not ctx.local:
-        return
-    environ = ctx.environ
-    home = Path(environ.get("DOCKER_CONFIG") or f"{ctx.settings.home}/.docker")
-    chosen = environ.get("DOCKER_CONTEXT") or configured_context(home)
-    if environ.get("DOCKER_HOST") or chosen in ("", "default"):
-        yield ok("LAB-ENGINE-006", "the docker command acts on the same engine as labctl")
-        return
-    address = address_of_context(home, chosen)
-    if address == SOCKET:
-        yield ok("LAB-ENGINE-006", f"docker context {chosen} is the engine at {SOCKET}")
-        return
-    where = f"is the engine at {address}" if address else "does not exist"
-    impact = f"labctl examines the engine at {SOCKET}, and docker compose would create the nodes on another"
-    fix = "unset DOCKER_CONTEXT" if environ.get("DOCKER_CONTEXT") else "docker context use default"
-    yield error("LAB-ENGINE-006", f"docker context {chosen} {where}", impact, fix)
-
-
-def configured_context(home: Path) -> str:
-    """Return the context that `docker context use` chose; empty if none is, or the file cannot be read."""
-    try:
-        return str(json.loads((home / "config.json").read_text(encoding="utf-8")).get("currentContext", ""))
-    except (OSError, ValueError, AttributeError):
-        # The docker command itself names what is wrong with its file.
-        return ""
-
-
-def address_of_context(home: Path, name: str) -> str:
-    """Return the address of a docker context's engine; empty if there is no such context.
-
-    Source: github.com/docker/cli, cli/context/store: a folder is named by the hash of the context's name.
-    """
-    meta = home / "contexts/meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
-    try:
-        return str(json.loads(meta.read_text(encoding="utf-8"))["Endpoints"]["docker"]["Host"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
-
-
 def user_mapping(ctx: CheckContext) -> Iterator[Finding]:
     """Warn of an engine that maps the users of containers to others of the host; nothing if it does not."""
     options = " ".join(ctx.info.get("SecurityOptions") or ())
     impact = "ranks run as another user than you: they cannot write to the lab's runs and cache"
     if "name=rootless" in options:
-        fix = ctx.command("unset DOCKER_HOST && docker context use default  # the engine that root runs")
+        fix = ctx.command(f"docker info | grep rootless  # use an engine that root runs: {SECURITY}/rootless")
+        if ctx.name == HERE and ctx.environ.get("DOCKER_HOST"):
+            fix = "unset DOCKER_HOST"
         yield warn("LAB-ENGINE-007", "Docker Engine is rootless", impact, fix)
     elif "name=userns" in options:
-        fix = ctx.command(f"grep -n userns-remap {DAEMON}  # remove it, then: {ctx.sudo}{RESTART}")
+        fix = ctx.command(f"grep -n userns-remap {DAEMON}  # remove it and restart Docker: {SECURITY}/userns-remap")
         yield warn("LAB-ENGINE-007", "Docker Engine maps users of containers (userns-remap)", impact, fix)
 
 
@@ -349,7 +308,7 @@ def image_fit(ctx: CheckContext) -> Iterator[Finding]:
     fix = ctx.command(f"docker pull --platform linux/{has} {shlex.quote(name)}")
     if packages.is_own(name):
         fix = images.build_command(ctx.settings)
-    yield error("LAB-IMAGE-006", summary, impact, fix)
+    yield warn("LAB-IMAGE-006", summary, impact, fix)
 
 
 def driver(ctx: CheckContext) -> Iterator[Finding]:

@@ -183,7 +183,8 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
     def lacks_inodes(self, path: Path) -> bool:
         """Return True if the host's file system at a path has a limit of files and has nearly reached it."""
         free, of_all = self.script(ON_HOST, "free", str(path)).split()[2:]
-        return int(of_all) > 0 and int(free) < FEWEST_INODES
+        # Some file systems, such as CephFS, do not know how many are free: -1.
+        return int(of_all) > 0 and 0 <= int(free) < FEWEST_INODES
 
     def read_only_mount(self, path: str) -> str:
         """Return the mount point of a path on the host if it is mounted read-only; empty if not, or not known."""

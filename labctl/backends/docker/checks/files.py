@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -43,7 +44,7 @@ def lab_name(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def workloads(ctx: CheckContext) -> Iterator[Finding]:
-    """Yield an error per workload of the lab directory that cannot be read or has no script, or ok; nothing without."""
+    """Yield a warning per workload of the lab directory that cannot be read or lacks its script, or ok, if any."""
     from labctl import launchers
     from labctl.workloads import loader
 
@@ -61,11 +62,11 @@ def workloads(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def broken_workload(message: str) -> Finding:
-    """Return the error of a workload; its message begins with file and line."""
+    """Return the warning of a workload; its message begins with file and line."""
     file, _, rest = message.partition(":")
     line = rest.partition(":")[0]
     place = f"+{line} {shlex.quote(file)}" if line.isdecimal() else shlex.quote(file)
-    return error("LAB-WORKLOAD-001", message, "`labctl run` refuses the workload", f"${{EDITOR:-vi}} {place}")
+    return warn("LAB-WORKLOAD-001", message, "`labctl run` refuses the workload", f"${{EDITOR:-vi}} {place}")
 
 
 def override(ctx: CheckContext) -> Iterator[Finding]:
@@ -78,8 +79,16 @@ def override(ctx: CheckContext) -> Iterator[Finding]:
         return
     fix, unknown = f"${{EDITOR:-vi}} {overriding.FILE}", UNKNOWN_KEY.search(reason)
     if unknown and (near := nearest(unknown[1], SERVICE_KEYS)):
-        fix = shlex.join(("sed", "-i", f"s/\\b{unknown[1]}:/{near}:/", overriding.FILE))
+        fix = corrected(ctx, unknown[1], near)
     yield error("LAB-FILES-002", f"{overriding.FILE}: {reason}", "docker compose creates no node with it", fix)
+
+
+def corrected(ctx: CheckContext, unknown: str, near: str) -> str:
+    """Return the command that corrects a misspelt key; an editor if a variable or volume may have the same name."""
+    text = (ctx.lab.directory / overriding.FILE).read_text(encoding="utf-8")
+    if len(re.findall(rf"\b{unknown}:", text)) == 1:
+        return shlex.join(("sed", "-i", f"s/\\b{unknown}:/{near}:/", overriding.FILE))
+    return f"${{EDITOR:-vi}} {overriding.FILE}  # {near} instead of {unknown}"
 
 
 def refused_by_compose(ctx: CheckContext) -> str:
@@ -87,9 +96,13 @@ def refused_by_compose(ctx: CheckContext) -> str:
     with TemporaryDirectory(prefix="labctl-") as folder:
         write_all(Path(folder), ctx.rendered)
         composed = [file.path for file in ctx.rendered if file.path.endswith(".yml")]
+        added = {naming.override_path(node.name) for node in ctx.lab.nodes}
         # Compose of this machine creates the containers of all hosts.
-        refusal = DockerEngine().compose_refusal(Path(folder), composed, LIMIT - 1)
-    return COMPOSED.sub("", refusal).strip()
+        refusal = partial(DockerEngine().compose_refusal, Path(folder), seconds=LIMIT / 2 - 1)
+        reason = refusal(composed)
+        # What compose also says without the additions is not about them, as if it does not work.
+        about_additions = reason and not refusal([path for path in composed if path not in added])
+    return COMPOSED.sub("", reason).strip() if about_additions else ""
 
 
 def keys(ctx: CheckContext) -> Iterator[Finding]:

@@ -11,12 +11,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from labctl import naming
-from labctl.backends.docker.checks.examination import GIB, CheckContext
+from labctl.backends.docker.checks.examination import GIB, CheckContext, FileStatus
 from labctl.backends.docker.compose import render
 from labctl.backends.finding import Finding, Level, error, ok, problem, warn
 from labctl.backends.spec import own_mounts
 from labctl.config.settings import in_bytes
-from labctl.model import HERE
+from labctl.model import HERE, Mount
 from labctl.system import human
 
 MIB = 1 << 20
@@ -99,30 +99,36 @@ def mounts(ctx: CheckContext) -> Iterator[Finding]:
     every = (*render.shared_mounts(lab, host), *devices)
     status = ctx.files([mount.source for mount in every])
     for mount in every:
-        source, state = shlex.quote(mount.source), status[mount.source]
-        shown, described = f"{mount.source} -> {mount.target}", f"{mount.source}, mounted at {mount.target},"
-        if state.exists and mount.source in created_by_up and not stat.S_ISDIR(state.mode):
-            fix, impact = ctx.command(f"mv {source} {source}.old"), "nodes mount it as a directory"
-            yield error("LAB-MOUNT-001", f"{described} is not a directory", impact, fix)
-        elif state.exists and set("r" if mount.read_only else "rw") <= set(state.access):
-            yield ok("LAB-MOUNT-001", shown)
-        elif state.exists:
-            summary = f"{described} is not {'read' if mount.read_only else 'writ'}able here"
-            impact = "ranks run as you: what you may not do there they may not either"
-            # Not recursive: others may share the directory.
-            fix = ctx.command(f"sudo chown {host.uid}:{host.gid} {source}")
-            if point := ctx.read_only_mount(mount.source):
-                summary = f"{summary}: {point} is mounted read-only"
-                impact = "runs can neither download to it nor write checkpoints there"
-                fix = ctx.as_root(f"mount -o remount,rw {shlex.quote(point)}")
-            yield warn("LAB-MOUNT-002", summary, impact, fix)
+        state = status[mount.source]
         # On other hosts, labctl creates all that is below the lab directory.
-        elif mount.source in created_by_up or (host.directory and mount.source.startswith(f"{host.directory}/")):
-            yield ok("LAB-MOUNT-001", f"{shown} (created by the first `labctl up`)")
+        below = bool(host.directory) and mount.source.startswith(f"{host.directory}/")
+        if state.exists:
+            yield existing_mount(ctx, mount, state, folder=mount.source in created_by_up)
+        elif mount.source in created_by_up or below:
+            yield ok("LAB-MOUNT-001", f"{mount.source} -> {mount.target} (created by the first `labctl up`)")
         else:
-            fix, fixable = ctx.command(f"mkdir -p {source}"), mount.source == cache
-            summary = f"{described} not found"
+            fix, fixable = ctx.command(f"mkdir -p {shlex.quote(mount.source)}"), mount.source == cache
+            summary = f"{mount.source}, mounted at {mount.target}, not found"
             yield error("LAB-MOUNT-001", summary, "its nodes would not start", fix, auto_fixable=fixable)
+
+
+def existing_mount(ctx: CheckContext, mount: Mount, state: FileStatus, *, folder: bool) -> Finding:
+    """Return ok, a warning if a mount's source is not accessible, or an error if it must be a ``folder`` and is not."""
+    source, described = shlex.quote(mount.source), f"{mount.source}, mounted at {mount.target},"
+    if folder and not stat.S_ISDIR(state.mode):
+        fix, impact = ctx.command(f"mv {source} {source}.old"), "nodes mount it as a directory"
+        return error("LAB-MOUNT-001", f"{described} is not a directory", impact, fix)
+    if set("r" if mount.read_only else "rw") <= set(state.access):
+        return ok("LAB-MOUNT-001", f"{mount.source} -> {mount.target}")
+    summary = f"{described} is not {'read' if mount.read_only else 'writ'}able here"
+    impact = "ranks run as you: what you may not do there they may not either"
+    # Not recursive: others may share the directory.
+    fix = ctx.command(f"sudo chown {ctx.host.uid}:{ctx.host.gid} {source}")
+    if not mount.read_only and (point := ctx.read_only_mount(mount.source)):
+        summary, impact = f"{summary}: {point} is mounted read-only", "no run can write there"
+        # The kernel mounts a disk with errors read-only: only the user can tell if it may be written to again.
+        fix = ctx.command(f"findmnt -T {source}; {ctx.sudo}dmesg | tail  # tell why it is read-only")
+    return warn("LAB-MOUNT-002", summary, impact, fix)
 
 
 def cache_space(ctx: CheckContext) -> Iterator[Finding]:
@@ -150,7 +156,7 @@ def run_space(ctx: CheckContext) -> Iterator[Finding]:
         summary, impact = f"{human.memory(free)} free at {directory}", "a run writes its record there"
         yield error("LAB-DISK-003", summary, impact, largest(directory))
     elif ctx.lacks_inodes(directory):
-        summary = f"the file system of {directory} can hold nearly no more files (its inodes are used up)"
+        summary = f"the file system of {directory} has almost no free inodes"
         fix = f"du --inodes -xa {shlex.quote(str(directory))} | sort -n | tail -20  # remove what is not needed"
         yield error("LAB-DISK-003", summary, "a run writes its record there", fix)
 

@@ -168,8 +168,9 @@ def shared_memory(ctx: CheckContext, container: Container, free: int, size: int)
         yield ok("LAB-SHM-002", summary)
         return
     impact = "ranks and data loaders exchange data there, and die of SIGBUS when it is full"
-    # A restart empties it, also of files of other users.
-    yield error("LAB-SHM-002", summary, impact, restart(ctx, container), auto_fixable=True)
+    # A restart empties it, also of files of other users; not auto-fixable, as it ends what the user runs there.
+    fix = f"{restart(ctx, container)}  # ends notebooks and commands in it"
+    yield error("LAB-SHM-002", summary, impact, fix)
 
 
 def interfaces(ctx: CheckContext, seen: dict[str, Any]) -> Iterator[Finding]:

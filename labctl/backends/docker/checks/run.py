@@ -95,7 +95,6 @@ CHECKS: tuple[Check, ...] = (
     Check("health.fit", "lab", engine=False, seconds=HEALTH_SECONDS, machine=True),
     Check("engine.compose", "machine", engine=False, lab=False, stops="compose up", machine=True),
     Check("engine.buildx", "machine", engine=False, lab=False, machine=True),
-    Check("engine.docker_context", "machine", engine=False, lab=False, stops="compose up", machine=True),
     Check("engine.user_mapping", lab=False, machine=True),
     Check("engine.version", lab=False, stops="up", machine=True),
     Check("hosts.ssh_port", stops="up"),
@@ -235,7 +234,7 @@ def preflight(context: Context, lab: Lab, cluster: Cluster, command: str) -> Clu
         if abs(facts.skew) > SKEW:
             way = "ahead" if facts.skew > 0 else "behind"
             skew = human.duration(abs(facts.skew))
-            context.warn(f"{name}: its clock is {skew} {way}; `labctl doctor` says how to set it")
+            context.warn(f"{name}: its clock is {skew} {way}; `labctl doctor` has the command that sets it")
     ctx = check_context(context, cluster, lab)
     answering = tuple(host for host in ctx.hosts if host.name in cluster.engine.hosts)
     return cluster.excluding(failing_hosts(replace(ctx, hosts=answering), command))

@@ -505,3 +505,40 @@ def test_a_port_in_use_is_said_with_what_to_change(message: str) -> None:
     error = DockerEngine()._failed("docker compose up", 1, message, 60)
     assert error.message == "port 6006 of 127.0.0.1 is in use"
     assert "LAB_PORTS" in error.hint
+
+
+# --- networks and ports of others ----------------------------------------------------------------------------
+
+
+class Shared(Answers):
+    """A daemon with a network of others, which only a stopped container uses, and a port on two addresses."""
+
+    def do_GET(self) -> None:
+        """Answer with the network, and with a stopped and a publishing container."""
+        ports = [
+            {"IP": address, "PrivatePort": 80, "PublicPort": 9001, "Type": kind}
+            for address, kind in (("192.0.2.5", "tcp"), ("192.0.2.6", "tcp"), ("192.0.2.7", "udp"))
+        ]
+        stopped = {"Names": ["/web"], "Labels": {}, "Ports": ports, "NetworkSettings": {"Networks": {"taken": {}}}}
+        if self.path.startswith("/v1.45/networks/"):
+            name = self.path.rpartition("/")[2]
+            self.answer(200, {"Name": name, "Id": f"id-{name}", "Labels": {}, "Containers": {}})
+        else:
+            self.answer(200, [stopped] if "/containers/" in self.path else VERSION)
+
+
+def test_a_network_that_a_stopped_container_refers_to_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign network without running containers is unused only if no container refers to it."""
+    with daemon(Shared, monkeypatch) as engine:
+        assert [engine.foreign_network(name, "demo") for name in ("taken", "free")] == [True, False]
+
+
+def test_publishers_have_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that publishes a TCP port on two addresses is listed with each, but not with that of UDP."""
+    with daemon(Shared, monkeypatch) as engine:
+        assert engine.publishers(9001) == (("web", "", "192.0.2.5"), ("web", "", "192.0.2.6"))
+
+
+def test_a_docker_context_does_not_lead_the_command_elsewhere() -> None:
+    """The docker command of this machine has the default context, whose engine the SDK asks too."""
+    assert DockerEngine().docker == ("docker", "--context=default")

@@ -248,6 +248,7 @@ def test_facts_are_read_off_what_was_told(tmp_path: Path) -> None:
     assert (facts.user, facts.uid, facts.home) == ("ada", 1000, "/home/ada")
     assert (facts.skew, facts.home_free) == (300.5, None)
     assert facts.ports == {12345: "ada", 22: "root", 3000: "user 4242"}
+    assert facts.listening == {12345: ("0.0.0.0",), 22: ("127.0.0.1",), 3000: ("::",)}  # noqa: S104 - no binding
     assert dump.network.addresses == (("eth0", "10.0.0.5"),)
     assert (dump.network.interfaces, dump.network.reached_by) == (("eth0",), "eth0")
     _, observed = cluster.observe("auto", dump)
