@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -48,7 +49,8 @@ def unwritten(error: OSError) -> LabError:
     """Return the error, not raised, of output that cannot be written: OutputClosed if nobody reads it any more."""
     if isinstance(error, BrokenPipeError):
         return OutputClosed("output closed by its reader")
-    hint = "check the disk that the output is redirected to: df -h"
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "check the disk that the output is redirected to: df -h" if is_full else ""
     return OutputFailed(f"cannot write the output: {error.strerror}", hint=hint)
 
 

@@ -64,7 +64,7 @@ Workload = Annotated[
     typer.Argument(metavar="WORKLOAD", autocompletion=complete.workload, help="Name, as in `labctl workloads`."),
 ]
 Timeout = Annotated[str, typer.Option(metavar="DURATION", help="Time limit, such as 90s, 20m or 2h.")]
-RUN_HELP = "Run id, its unique beginning or end, `latest`, or -1, -2 to count back."
+RUN_HELP = "Run id, 4 or more characters that begin or end it, or begin its last part; `latest`; -1, -2 to count back."
 Run = Annotated[str, typer.Argument(metavar="RUN", callback=not_an_option, autocompletion=complete.run, help=RUN_HELP)]
 
 HERE = Path()

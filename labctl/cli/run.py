@@ -372,7 +372,10 @@ def run_columns(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
 
 def when(run: RunSummary, now: datetime) -> str:
     """Render how long ago a run began; empty if that is not known."""
-    return human.ago((now - datetime.fromisoformat(run.started)).total_seconds()) if run.started else ""
+    from labctl.records import store
+
+    start = store.start(run.run_id, run.started)
+    return human.ago((now - start).total_seconds()) if start else ""
 
 
 def result_cell(run: RunSummary) -> str:
@@ -395,10 +398,10 @@ def metric_cell(metrics: Mapping[str, Mapping[str, Any]], names: Iterable[str]) 
 
 
 def throughput_column(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
-    """Return the cells of throughput by head, which is the unit if all runs have the same."""
+    """Return the cells of throughput by head, which is the unit if all runs that have a rate have the same."""
     rates = [run.metrics.get("throughput", {}) for run in runs]
-    units = {rate["unit"] for rate in rates if rate.get("unit")}
-    if len(units) != 1:
+    units = {rate.get("unit", "") for rate in rates if rate}
+    if len(units) != 1 or "" in units:
         return {"THROUGHPUT": [metric_cell(run.metrics, RATES) for run in runs]}
     return {units.pop().upper(): [figure(rate) if rate else "" for rate in rates]}
 
@@ -558,7 +561,8 @@ def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]
     cause = f" ({result.cause})" if result.cause else ""
     unjudged = ", nothing judged" if result.outcome == COMPLETED else ""
     rows.append(("verdict", f"{result.outcome}{cause}{unjudged}: {result.message}"))
-    if result.retry and result.cause != "interrupted":
+    # The verdict of missed criteria says all that the outlook would.
+    if result.retry and result.cause not in ("interrupted", "criteria"):
         rows.append(("retry", result.outlook))
     if step := next_step(result, project):
         rows.append(("next", step))

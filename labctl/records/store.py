@@ -48,6 +48,7 @@ from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
 from labctl.records.metrics import searched
 from labctl.records.progress import tracker_of
+from labctl.records.redaction import REDACTED
 from labctl.system import decode as decoding
 from labctl.system import filelock, files, human
 from labctl.system.decode import convert
@@ -148,6 +149,8 @@ MARK, FORMER_MARK = "started", "run.lock"
 """File that marks a run's record from its beginning; and that of earlier records."""
 SHORTEST_ID = 6
 """Characters of a short id, unless it needs more: the random end of an id."""
+SHORTEST_NAME = 4
+"""Characters of an id that can name a run, at least."""
 LATEST = 64
 """Runs, the last to begin, of which one may be under way: all may be ten thousand."""
 MOST_MEANT = 5
@@ -173,7 +176,6 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 LARGEST_RECORD = 16 << 20
 # Bytes of a log in memory at once.
 PIECE = 1 << 20
-REDACTED = "[REDACTED]"
 REDACTED_KEYS = ("message", "evidence", "ranks", "metrics", "notes", "checks")
 """Keys of a result whose texts come from the run."""
 T = TypeVar("T")
@@ -655,7 +657,8 @@ def read(lab: Path, run_id: str) -> ShownRun:
 def find(lab: Path, run_id: str) -> str:
     """Return the id of the run that this names. ConfigError if there is none, or several.
 
-    A run is named by its id, a unique beginning or end of it, ``latest``, or ``-1``, ``-2`` and so on, counted back.
+    A run is named by its id, by SHORTEST_NAME characters or more that begin it, begin its last part or end it, if no
+    other run matches, by ``latest``, or by ``-1``, ``-2`` and so on, counted back.
     """
     if is_run(lab, run_id):
         return run_id
@@ -666,11 +669,14 @@ def find(lab: Path, run_id: str) -> str:
     if place and place <= len(run_ids):
         return run_ids[place - 1]
     meant = [each for each in run_ids if run_id and _is_named(each, run_id)]
+    if meant and len(run_id) < SHORTEST_NAME:
+        hint = f"type at least {SHORTEST_NAME} characters of its id"
+        raise ConfigError(f"`{run_id}` is too short to name a run", hint=hint)
     if len(meant) == 1:
         return meant[0]
     if meant:
         hint = f"one of {human.listed(meant, MOST_MEANT)}"
-        raise ConfigError(f"`{run_id}` is ambiguous: {len(meant)} runs begin or end with it", hint=hint)
+        raise ConfigError(f"`{run_id}` is ambiguous: {len(meant)} runs match", hint=hint)
     near = nearest(run_id, run_ids)
     hint = f"did you mean `{near}`?" if near else f"the latest are {', '.join(run_ids[:5]) or 'none'}"
     raise ConfigError(f"no run `{run_id}` in {lab / 'runs'}", hint=hint)
@@ -861,6 +867,14 @@ def began(run_id: str) -> str | None:
         return datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").astimezone().isoformat()
     except ValueError:
         return None
+
+
+def start(run_id: str, started: str | None) -> datetime | None:
+    """Return when a run began: the time of its result, else that of its id; None if neither is a time."""
+    for text in filter(None, (started, began(run_id))):
+        with suppress(ValueError):
+            return datetime.fromisoformat(text).astimezone()
+    return None
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:

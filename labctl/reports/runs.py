@@ -23,7 +23,7 @@ from labctl.records.metrics import Sample
 from labctl.reports import chart, samples
 from labctl.reports.chart import Bar, Drawing, Line
 from labctl.reports.page import render
-from labctl.runs import compare, series
+from labctl.runs import compare, origin, series
 from labctl.runs.compare import Comparison, RecordedRun
 from labctl.runs.series import step_times
 from labctl.system import files, human
@@ -37,11 +37,11 @@ LONGEST_LINE = 500
 """Characters of a line of the log to show."""
 TAIL = 4 << 20
 """Bytes at the end of the log to search for the cause."""
-MAIN = ("throughput", "loss", "train_loss")
+HEADLINE_METRICS = ("throughput", "loss", "train_loss")
 """Metrics of the headline, those that a run has."""
-FEW = 2
-"""Metrics of the headline of a run that has none of MAIN."""
-SHARED = ("samples/s", "tokens/s", "images/s")
+MOST_IN_HEADLINE = 2
+"""Metrics of the headline of a run that has none of HEADLINE_METRICS."""
+SUMMED_RATES = ("samples/s", "tokens/s", "images/s")
 """Units of rates to which every rank adds its part."""
 FILES = {
     store.OUTPUT: "output.log",
@@ -86,6 +86,10 @@ class Section(Struct, frozen=True):
     """Last lines of the log."""
     late: str
     """Sentence on the node that the others waited for; empty if there is none."""
+    command: str
+    """The command line that repeats it, as far as it is recorded; else empty."""
+    origin: Mapping[str, str]
+    """Arguments, image, nodes, hosts, devices and code, for people."""
 
     @property
     def result(self) -> Result:
@@ -266,7 +270,8 @@ def _part(fact: str) -> str:
 
 def _headline(result: Result) -> Iterator[str]:
     """Yield a run's main figures, its nodes and its duration, as ``208.6 samples/s`` and ``loss 8.12 → 4.87``."""
-    names = [name for name in MAIN if name in result.metrics] or list(result.metrics)[:FEW]
+    names = [name for name in HEADLINE_METRICS if name in result.metrics]
+    names = names or list(result.metrics)[:MOST_IN_HEADLINE]
     yield from (_figure(name, result.metrics[name]) for name in names)
     if nodes := {rank.node for rank in result.ranks}:
         yield human.count(len(nodes), "node")
@@ -295,7 +300,7 @@ def _remarks_on(name: str, metric: Mapping[str, Any], run: RecordedRun) -> Itera
     if declared and (kept := run.series.get(name, ())[declared.skip :]):
         yield from _reduction(declared, kept)
     value, ranks = metric.get(verdict.final(metric)), run.result.world_size
-    if run.unit(name) in SHARED and value is not None and ranks > 1:
+    if run.unit(name) in SUMMED_RATES and value is not None and ranks > 1:
         yield f"{human.number(value / ranks)} per rank"
 
 
@@ -487,8 +492,6 @@ def _section(label: str, run: RecordedRun, path: Path, beside: Path) -> Section:
     result, lines = run.result, store.last_lines(path / store.OUTPUT, TAIL)
     failed = result.verdict != "PASS" and result.cause != "criteria"
     cause = last_words.cause_of(result, lines) if failed else []
-    missed = _missed(run, lines)
-    late = straggler.sentence(result.straggler) if result.straggler else ""
     folder = quote(os.path.relpath(path, beside))
     return Section(
         label,
@@ -498,10 +501,24 @@ def _section(label: str, run: RecordedRun, path: Path, beside: Path) -> Section:
         folder=folder,
         links={title: f"{folder}/{name}" for name, title in FILES.items() if (path / name).exists()},
         cause=_excerpt(cause),
-        missed=_excerpt(missed),
+        missed=_excerpt(_missed(run, lines)),
         last=_excerpt(lines[-EXCERPT:]),
-        late=late,
+        late=straggler.sentence(result.straggler) if result.straggler else "",
+        command=_command(path),
+        origin=_origin(path, run),
     )
+
+
+def _command(path: Path) -> str:
+    """Return the command line that repeats a record's run; empty if it is not recorded."""
+    settings = store.decode(path / "settings.json", list[dict[str, str]]) or ()
+    return origin.command(store.job(path).request, settings)
+
+
+def _origin(path: Path, run: RecordedRun) -> dict[str, str]:
+    """Return arguments, image, nodes, hosts, devices and code of a run, those that are recorded."""
+    versions = store.decode(path / "versions.json", dict[str, Any]) or {}
+    return origin.rows(path, compare.redacted(run.facts), versions)
 
 
 def _missed(run: RecordedRun, lines: Sequence[str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from labctl.config.settings import sounds_secret
 from labctl.errors import ConfigError
 from labctl.model import Metric, Project, Result
-from labctl.records import store
+from labctl.records import redaction, store
 from labctl.records.metrics import Sample
 from labctl.runs import origin, series, spread
 from labctl.runs.spread import Effect, Spread
@@ -36,11 +36,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     result: Result
     target: str
     """Its workload, ``--script FILE``, ``-m MODULE`` or ``-- COMMAND``, as `labctl run` takes it."""
-    command: str
-    """The command line that repeats it, as far as it is recorded; else empty."""
     facts: Mapping[str, str]
-    origin: Mapping[str, str]
-    """Arguments, image, nodes, hosts, devices and code, for people."""
     declared: Mapping[str, Metric]
     series: Mapping[str, Sequence[Sample]]
 
@@ -86,13 +82,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
 def read(lab: Path, result: Result) -> RecordedRun:
     """Read an ended run's record: what it is, facts, declared metrics and samples by metric."""
     path = store.directory(lab, result.run_id)
-    request, facts = store.job(path).request, _facts(path, result)
     return RecordedRun(
         result=result,
-        target=origin.target(request or {}, result.workload),
-        command=origin.command(request, _document(path / "settings.json") or ()),
-        facts=facts,
-        origin=origin.rows(path, redacted(facts), _mapping(path / "versions.json")),
+        target=origin.target(store.job(path).request or {}, result.workload),
+        facts=_facts(path, result),
         declared={metric.name: metric for metric in store.workload(path).metrics},
         series=series.by_metric(series.read(lab, result.run_id)),
     )
@@ -104,7 +97,7 @@ def compare(runs: Sequence[RecordedRun], metrics: Collection[str] = ()) -> Compa
     ``metrics`` are the only ones to compare. ConfigError if no run has one of them.
     """
     same: dict[tuple[tuple[str, str], ...], list[RecordedRun]] = {}
-    for run in _listed_alike(_with_only(metrics, runs) if metrics else runs):
+    for run in _with_comparable_packages(_with_only(metrics, runs) if metrics else runs):
         same.setdefault(tuple(sorted(run.facts.items())), []).append(run)
     named = {_letter(number): group for number, group in enumerate(same.values())}
     results = {name: [run.result for run in group] for name, group in named.items()}
@@ -171,7 +164,7 @@ def described(compared: Comparison) -> Iterator[tuple[str, list[str]]]:
         yield "" if group == against else f"{group} against {against}", list(map(spread.in_words, effects))
 
 
-def _listed_alike(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
+def _with_comparable_packages(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
     """Return the runs unchanged, or all without package facts if one of them has none."""
     if all(map(_lists_packages, runs)):
         return runs
@@ -191,7 +184,7 @@ def _without_packages(facts: Mapping[str, str]) -> dict[str, str]:
 def redact_fact(name: str, value: str) -> str:
     """Return a fact's value, or REDACTED if its name sounds secret and it is not empty; versions of packages stay."""
     secret = sounds_secret(name) and not name.startswith(PACKAGE)
-    return store.REDACTED if value and secret else value
+    return redaction.REDACTED if value and secret else value
 
 
 def redacted(facts: Mapping[str, str]) -> dict[str, str]:

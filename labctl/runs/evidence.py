@@ -17,7 +17,7 @@ from typing import Any
 from labctl.config.settings import sounds_secret
 from labctl.errors import HostError
 from labctl.model import Lab, Result, Secret
-from labctl.records import last_words, store
+from labctl.records import last_words, redaction, store
 from labctl.records.store import EVIDENCE
 from labctl.system import files, human
 
@@ -140,7 +140,7 @@ def _of_record(path: Path) -> dict[str, str]:
 def _masked(name: str, document: Any) -> Any:
     """Return a file of the record with secrets masked; versions of packages stay, such as that of base-passwd."""
     masked = _without_secrets(document)
-    if name == "versions.json" and "packages" in document:
+    if name == "versions.json" and isinstance(document, dict) and "packages" in document:
         masked["packages"] = document["packages"]
     return masked
 
@@ -150,7 +150,7 @@ def _without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
         named = _hides(value.get("key"))
         return {
-            key: store.REDACTED if item and (_hides(key) or (named and key == "value")) else _without_secrets(item)
+            key: redaction.REDACTED if item and (_hides(key) or (named and key == "value")) else _without_secrets(item)
             for key, item in value.items()
         }
     return [item for item, _ in _redacted_items(value)] if isinstance(value, list) else value
@@ -158,16 +158,13 @@ def _without_secrets(value: Any) -> Any:
 
 def _redacted_items(items: list[Any]) -> Iterator[tuple[Any, str]]:
     """Yield each item masked, with the secret it had, which is empty if it had none."""
-    secret = False
-    for item in items:
-        name, equals, given = item.partition("=") if isinstance(item, str) else ("", "", "")
-        if secret and isinstance(item, str):
-            yield store.REDACTED, item
-        elif equals and name.startswith("-") and sounds_secret(name):
-            yield f"{name}={store.REDACTED}", given
-        else:
-            yield _without_secrets(item), ""
-        secret = not secret and not equals and (name.startswith("-") or len(items) == 2) and sounds_secret(name)
+    if not all(isinstance(item, str) for item in items):
+        yield from ((_without_secrets(item), "") for item in items)
+    elif len(items) == 2 and "=" not in items[0] and sounds_secret(items[0]):
+        yield items[0], ""
+        yield redaction.REDACTED, items[1]
+    else:
+        yield from redaction.redacted(items)
 
 
 def _hides(key: object) -> bool:

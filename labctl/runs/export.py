@@ -8,7 +8,6 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -16,6 +15,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from msgspec import Struct
 
 from labctl.model import Result
+from labctl.records import store
 from labctl.records.metrics import Sample
 from labctl.records.verdict import final
 from labctl.runs import compare, series
@@ -96,9 +96,8 @@ def event_file(
 
 def _began(result: Result) -> float:
     """Return a run's start in seconds since 1970; 0 if it is unknown."""
-    with suppress(ValueError):
-        return datetime.fromisoformat(result.started).timestamp()
-    return 0
+    start = store.start(result.run_id, result.started)
+    return start.timestamp() if start else 0
 
 
 def _events(

@@ -9,12 +9,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from labctl.config.settings import sounds_secret
 from labctl.health import examine
 from labctl.jobs import program
 from labctl.jobs.request import RunOptions
 from labctl.model import BOUNDS, Criterion
-from labctl.records import store
+from labctl.records import redaction
 from labctl.runs import changes
 from labctl.system import human
 from labctl.system.decode import convert
@@ -49,17 +48,20 @@ def target(request: Mapping[str, Any], name: str) -> str:
 
 
 def command(request: Mapping[str, Any] | None, settings: Sequence[Mapping[str, str]]) -> str:
-    """Return the command line with a recorded request and the settings that were flags; empty without a request."""
+    """Return the command line with a recorded request and the settings that were flags; empty without a request.
+
+    Secrets are redacted where users put them: in settings, and in arguments of the script and the launcher.
+    """
     if not request:
         return ""
     options = convert(request.get("options") or {}, RunOptions)
     words = ["labctl", "run", *filter(None, [request.get("workload")]), *_options(options)]
     for setting in settings:
         if setting["origin"] == "flag":
-            words += ["-s", f"{setting['key']}={setting['value']}"]
+            words += ["-s", _redacted_word(f"{setting['key']}={setting['value']}")]
     if last := options.command or options.words:
-        words += ["--", *last]
-    return shlex.join(_redacted(words))
+        words += ["--", *_redacted(last)]
+    return shlex.join(words)
 
 
 def _options(options: RunOptions) -> Iterator[str]:
@@ -73,8 +75,8 @@ def _options(options: RunOptions) -> Iterator[str]:
     if options.timeout:
         yield from ("--timeout", f"{options.timeout:.15g}s")
     for key, value in options.arguments:
-        yield from ("--set", key if value is None else f"{key}={value}")
-    for argument in options.launcher_arguments:
+        yield from ("--set", key if value is None else _redacted_word(f"{key}={value}"))
+    for argument in _redacted(options.launcher_arguments):
         yield f"--launcher-arg={argument}"
     for metric in options.metrics:
         yield from ("--metric", f"{metric.name}={metric.pattern}")
@@ -94,15 +96,13 @@ def _expectations(criterion: Criterion) -> Iterator[str]:
 
 
 def _redacted(words: Iterable[str]) -> Iterator[str]:
-    """Yield the words, with REDACTED as the value of each option or key whose name sounds secret."""
-    is_secret = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if is_secret and not word.startswith("-"):
-            yield store.REDACTED
-        else:
-            yield f"{name}={store.REDACTED}" if equals and sounds_secret(name) else word
-        is_secret = word.startswith("--") and not equals and sounds_secret(word)
+    """Yield the words without their secrets."""
+    return (word for word, _ in redaction.redacted(words))
+
+
+def _redacted_word(word: str) -> str:
+    """Return a word without its secret."""
+    return redaction.redacted_word(word)[0]
 
 
 def rows(directory: Path, facts: Mapping[str, str], versions: Mapping[str, Any]) -> dict[str, str]:

@@ -645,6 +645,26 @@ def test_throughputs_of_several_units_have_them_beside_them() -> None:
     ]  # fmt: skip
 
 
+def test_a_throughput_without_a_unit_is_not_below_the_unit_of_another() -> None:
+    """Render a run whose throughput has a unit, and one whose throughput has none: the head is no unit."""
+    metrics: tuple[dict[str, Any], ...] = (
+        {"throughput": {"value": 5.0, "unit": "samples/s"}},
+        {"throughput": {"value": 6.0}},
+        {},
+    )
+    runs = [RunSummary(run_id=f"r{number}", state="done", metrics=each) for number, each in enumerate(metrics)]
+    assert list_text(RunList(tuple(runs), 3), 0).splitlines()[:3] == [
+        "RUN  RESULT  THROUGHPUT", "r0   done    5 samples/s", "r1   done    6",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("started", ["junk", "2026-01-02T15:04:05"])
+def test_a_run_whose_result_has_no_proper_time_does_not_cost_the_list(started: str) -> None:
+    """Render a run whose start is no time, or has no zone: its line is there."""
+    run = RunSummary(run_id="20260102-150405-hello-c3a223", state="done", started=started)
+    assert list_text(RunList((run,), 1), 0).splitlines()[1].split()[0::3] == [run.run_id, "done"]
+
+
 def test_a_narrow_terminal_has_short_ids_fewer_columns_and_no_line_that_wraps() -> None:
     """Render runs for 80, 50 and 30 columns: ids by their ends, then without nodes and time, then cut."""
     began = (datetime.now().astimezone() - timedelta(minutes=3)).isoformat()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from labctl.backends.docker.lab.devices import ResolvedSetting
 from labctl.cli.output import Output, fitted, say, say_printed, table, to_json, width_of, write
 from labctl.cli.run import run_text
-from labctl.errors import HostError, OutputClosed, OutputFailed
+from labctl.errors import HostError, OutputClosed, OutputFailed, unwritten
 from labctl.model import CriterionResult, Event, Rank, Result
 
 ERROR = HostError("no engine", hint="labctl setup", node="worker-1")
@@ -234,11 +235,12 @@ def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
     ],
 )
 def test_a_result_says_in_one_line_whether_trying_again_helps(domain: str, retry: str, line: str) -> None:
-    """Format results with domain and retry: one line; none without evidence or if interrupted."""
-    told = replace(RESULT, domain=domain, retry=retry, evidence="KeyError: 'a' (train.py:3)")
+    """Format results with domain and retry: one line; none without evidence, if interrupted or of criteria."""
+    told = replace(RESULT, cause="rank-crashed", domain=domain, retry=retry, evidence="KeyError: 'a' (train.py:3)")
     assert line in run_text(told, Path("/srv/lab")).splitlines()
     assert "retry " not in run_text(RESULT, Path("/srv/lab"))
     assert "retry " not in run_text(replace(told, cause="interrupted"), Path("/srv/lab"))
+    assert "retry " not in run_text(replace(told, verdict="FAIL", cause="criteria"), Path("/srv/lab"))
 
 
 def test_a_crash_without_advice_says_where_the_rest_of_the_output_is() -> None:
@@ -429,6 +431,13 @@ def test_output_that_fits_on_no_disk_is_an_error_once() -> None:
         with pytest.raises(OutputFailed, match="cannot write the output: No space left on device"):
             write("a", full)
         write("b", full)
+
+
+@pytest.mark.parametrize(("number", "command"), [(errno.ENOSPC, "df -h"), (errno.EDQUOT, "df -h"), (errno.EIO, "")])
+def test_only_a_full_disk_is_hinted_at_as_one(number: int, command: str) -> None:
+    """Fail to write for several reasons: only where there is no room the hint is to look at the disk."""
+    error = unwritten(OSError(number, os.strerror(number)))
+    assert (error.exit_code, error.hint.rpartition(": ")[2]) == (3, command)
 
 
 @contextmanager

@@ -193,7 +193,7 @@ def test_an_unknown_run_names_the_latest(tmp_path: Path, run_id: str) -> None:
     assert caught.value.hint == "the latest are r1"
 
 
-NAMED = ("20260101-100000-hello-c3a223", "20260102-100000-opt-tiny-9f01b4", "20260102-110000-opt-tiny-c3b777")
+NAMED = ("20260101-100000-hello-c3a223", "20260102-100000-opt-tiny-9f01b4", "20260102-110000-opt-tiny-c3a2b7")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ NAMED = ("20260101-100000-hello-c3a223", "20260102-100000-opt-tiny-9f01b4", "202
         ("c3a223", 0),
         ("a223", 0),
         ("hello-c3a223", 0),
-        ("9f0", 1),
+        ("9f01", 1),
         ("latest", 2),
         ("-1", 2),
         ("-3", 0),
@@ -222,8 +222,10 @@ def test_a_run_is_named_by_a_part_of_its_id_or_counted_back(tmp_path: Path, name
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("20260102", "`20260102` is ambiguous: 2 runs begin or end with it", f"one of {NAMED[2]}, {NAMED[1]}"),
-        ("c3", "`c3` is ambiguous: 2 runs begin or end with it", f"one of {NAMED[2]}, {NAMED[0]}"),
+        ("20260102", "`20260102` is ambiguous: 2 runs match", f"one of {NAMED[2]}, {NAMED[1]}"),
+        ("c3a", "`c3a` is too short to name a run", "type at least 4 characters of its id"),
+        ("223", "`223` is too short to name a run", "type at least 4 characters of its id"),
+        ("c3a2", "`c3a2` is ambiguous: 2 runs match", f"one of {NAMED[2]}, {NAMED[0]}"),
         ("-4", "no run `-4` in ", "the latest are "),
         ("-0", "no run `-0` in ", "the latest are "),
         ("opt", "no run `opt` in ", "the latest are "),
@@ -231,7 +233,7 @@ def test_a_run_is_named_by_a_part_of_its_id_or_counted_back(tmp_path: Path, name
     ],
 )
 def test_a_name_of_several_runs_or_of_none_is_none_of_them(tmp_path: Path, name: str, message: str, hint: str) -> None:
-    """Find a run by what several ids begin with, or none: ConfigError with the candidates, or the latest runs."""
+    """Find a run by what several ids have, by too little, or by what none has: ConfigError with what to type."""
     for run_id in NAMED:
         (tmp_path / "runs" / run_id).mkdir(parents=True)
         (tmp_path / "runs" / run_id / store.MARK).touch()
@@ -255,6 +257,24 @@ def test_the_listing_has_the_latest_first_and_takes_broken_results(tmp_path: Pat
     ]
     assert len(store.listing(tmp_path, 1)) == 1
     assert store.listing(tmp_path / "nowhere") == ()
+
+
+@pytest.mark.parametrize("started", ["2026-01-02T15:04:05+00:00", "junk", None])
+def test_a_run_began_when_its_result_says_or_else_when_its_id_says(started: str | None) -> None:
+    """Read when a run began: the time of its result, else that of its id, else None; always with a zone."""
+    began = store.start("20260304-050607-hello-3fa2c1", started)
+    assert began
+    assert began.tzinfo
+    of_result = datetime(2026, 1, 2, 15, 4, 5, tzinfo=timezone.utc)
+    of_id = datetime(2026, 3, 4, 5, 6, 7).astimezone()
+    assert began == (of_result if started and started[:4] == "2026" else of_id)
+    assert store.start("r1", "junk") is None
+
+
+def test_a_time_without_a_zone_is_local() -> None:
+    """Read a time without a zone: it can be compared with others, as that of this machine."""
+    local = datetime(2026, 1, 2, 15, 4, 5).astimezone()
+    assert store.start("r1", "2026-01-02T15:04:05") == local
 
 
 def test_a_short_id_is_the_end_of_an_id_that_names_no_other_run() -> None:

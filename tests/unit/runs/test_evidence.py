@@ -114,6 +114,19 @@ def test_the_version_of_a_package_is_no_secret_whatever_its_name(of: Lab) -> Non
     }
 
 
+@pytest.mark.parametrize("content", ["5", "null", '"packages"', "[]"])
+def test_a_file_of_another_kind_than_expected_is_taken_as_it_is(of: Lab, content: str) -> None:
+    """Read versions.json that is no object: it is in the archive."""
+    (store.directory(of.directory, RUN) / "versions.json").write_text(content)
+    assert unpacked(of)["versions.json"] == f"{content}\n"
+
+
+def test_a_variable_that_a_launcher_is_given_is_no_longer_in_it(of: Lab) -> None:
+    """Read the arguments of a launcher that hands on a variable: its value is redacted."""
+    (store.directory(of.directory, RUN) / "job.json").write_text(json.dumps(["mpirun", "-x", "HF_TOKEN=x-canary"]))
+    assert json.loads(unpacked(of)["job.json"]) == ["mpirun", "-x", "HF_TOKEN=[REDACTED]"]
+
+
 def test_a_run_that_passed_has_none(of: Lab) -> None:
     """Write evidence of a PASS: no archive."""
     assert unpacked(of, replace(FAILED, verdict="PASS", cause=None)) == {}

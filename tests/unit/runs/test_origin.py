@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from labctl.jobs import request
 from labctl.jobs.request import RunOptions
 from labctl.model import Workload
 from labctl.records import store
+from labctl.records.redaction import REDACTED
 from labctl.runs import changes, compare, origin
 from labctl.runs.changes import Recorded
 from labctl.workloads.schema import parse_duration, parse_expectation, parse_metric
@@ -123,11 +125,40 @@ def test_what_a_run_ran_on_is_told_with_alike_hosts_and_devices_together(tmp_pat
     assert origin.rows(tmp_path, {}, {}) == {}
 
 
-def test_a_comparison_reads_the_command_line_of_each_run(tmp_path: Path) -> None:
-    """Read a record with a request: its command line is there, and its target names the workload."""
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (RunOptions(launcher_arguments=("-x", "HF_TOKEN=hidden")), "--launcher-arg=-x --launcher-arg=HF_TOKEN=HIDE"),
+        (RunOptions(launcher_arguments=("--api-key=hidden",)), "--launcher-arg=--api-key=HIDE"),
+        (RunOptions(launcher_arguments=("--token", "hidden")), "--launcher-arg=--token --launcher-arg=HIDE"),
+        (RunOptions(words=("--token", "-hidden")), "-- --token HIDE"),
+        (RunOptions(words=("-token", "hidden")), "-- -token HIDE"),
+        (RunOptions(arguments=(("x", "HF_TOKEN=hidden"),)), "--set x=HF_TOKEN=HIDE"),
+    ],
+)
+def test_no_secret_is_in_the_command_line_wherever_it_was_given(options: RunOptions, words: str) -> None:
+    """Render secrets as arguments of the launcher and the script, in each of their forms: all are hidden."""
+    line = origin.command(recorded(options), ())
+    assert shlex.split(line)[3:] == words.replace("HIDE", REDACTED).split()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RunOptions(expect=(parse_expectation("token_acc>=5"),)),
+        RunOptions(metrics=(parse_metric("token_rate=tok (.*)"),)),
+    ],
+)
+def test_what_is_measured_is_no_secret_whatever_its_name(options: RunOptions) -> None:
+    """Render a criterion and a metric whose names sound secret: the command can be repeated."""
+    assert REDACTED not in origin.command(recorded(options), ())
+
+
+def test_a_comparison_reads_what_a_run_ran_and_takes_settings_without_an_origin(tmp_path: Path) -> None:
+    """Read a record with a request, and settings as no labctl writes them: the target names the workload."""
     asked = {"workload": "opt-tiny", "options": {"rehearse": True}}
-    records.write(tmp_path, "20261125-203600-opt-tiny-0d07", request=asked)
+    path = records.write(tmp_path, "20261125-203600-opt-tiny-0d07", request=asked)
+    (path / "settings.json").write_text('[{"key": "LAB_NODES", "value": "2"}]')
     result = store.read_result(tmp_path, "20261125-203600-opt-tiny-0d07")
     assert result
-    run = compare.read(tmp_path, result)
-    assert (run.command, run.target) == ("labctl run opt-tiny --rehearse", "opt-tiny")
+    assert compare.read(tmp_path, result).target == "opt-tiny"
