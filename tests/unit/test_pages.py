@@ -125,13 +125,13 @@ def parse(line: str) -> None:
 
 
 REMARK = re.compile(
-    r"^ {4}(?:(?:labctl|make|pipx|sudo|docker|kubectl|cd) |nvidia-smi|LAB_\w+=).*?\S {2,}(?!# )\S.*$", re.M
+    r"^ {4}(?:(?:labctl|make|pipx|sudo|docker|kubectl|cd) |nvidia-smi|LAB_\w+=).*?\S {2,}(?!# )\S.*$", re.MULTILINE
 )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_remark_behind_a_command_is_a_comment(page: Path) -> None:
-    """Search the blocks of a page for words that stand apart behind a command: each begins with #, for who copies it."""
+    """Search a page's blocks for words that stand apart behind a command: each begins with #, as blocks are copied."""
     assert REMARK.findall(page.read_text(encoding="utf-8")) == []
 
 

@@ -167,8 +167,8 @@ def page() -> str:
     for title, names in cli.GROUPS.items():
         parts += [f"## {title}", ", ".join(f"[{name}](#labctl-{name})" for name in names)]
         for name in names:
-            for path in HELPS:
-                parts += section(CommandHelp(HELPS[path])) if path.split()[0] == name else []
+            of_name = (ctx for path, ctx in HELPS.items() if path.split()[0] == name)
+            parts += [part for ctx in of_name for part in section(CommandHelp(ctx))]
     return "\n\n".join(parts) + "\n"
 
 
