@@ -386,7 +386,7 @@ def _by_item(facts: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
 
 
 def ages(directory: Path, hosts: Mapping[str, str], now: float) -> dict[str, str]:
-    """Return a clause on the last verdict of each node, whose hosts are given: ``last good 9 d ago``."""
+    """Return a clause on the last verdict of each node, whose hosts are given: ``last good 9d ago``."""
     kept = {host: read(directory, host) for host in set(hosts.values())}
     return {node: age(verdict, now) for node, host in hosts.items() if (verdict := kept[host])}
 
@@ -394,11 +394,11 @@ def ages(directory: Path, hosts: Mapping[str, str], now: float) -> dict[str, str
 def age(kept: Kept, now: float) -> str:
     """Render the age of a host's last good verdict, and what moved since."""
     if kept.good is None:
-        return f"{kept.level} {human.duration(max(0.0, now - kept.last.time))} ago, never good"
+        return f"{kept.level} {human.ago(now - kept.last.time)}, never good"
     moved = ", ".join(_moved(kept.good, kept.last))
     since = f", {moved} changed since" if moved else ""
     level = f", {kept.level} since" if kept.level in ("bad", "unknown") else ""
-    return f"last good {human.duration(max(0.0, now - kept.good.time))} ago{level}{since}"
+    return f"last good {human.ago(now - kept.good.time)}{level}{since}"
 
 
 def _moved(good: Snapshot, last: Snapshot) -> Iterator[str]:

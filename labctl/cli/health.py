@@ -94,7 +94,7 @@ def checks_text(verdict: HostHealth) -> str:
 
 def age_text(verdict: HostHealth) -> str:
     """Render the age of the last good verdict before this one."""
-    return "never before" if verdict.last_good is None else f"{human.duration(max(0.0, verdict.last_good))} ago"
+    return "never before" if verdict.last_good is None else human.ago(verdict.last_good)
 
 
 def finding_text(verdict: HostHealth, condition: Condition) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,7 +73,6 @@ def report_command(
 
 def open_page(page: Path, environ: Mapping[str, str]) -> str:
     """Open a page in a browser; return how to get it to one if there is none on this machine."""
-    import getpass
     import webbrowser
 
     if any(environ.get(name) for name in DISPLAYS) and webbrowser.open(page.as_uri()):
@@ -80,8 +80,20 @@ def open_page(page: Path, environ: Mapping[str, str]) -> str:
     # Client's address and port, then this machine's as the client sees it.
     connection = environ.get("SSH_CONNECTION", "").split()
     address = connection[2] if len(connection) == 4 else "HOST"
-    user = environ.get("SUDO_USER") or getpass.getuser()
+    # Without brackets scp takes what is before the first colon for the host.
+    address = f"[{address}]" if ":" in address else address
+    user = environ.get("SUDO_USER") or user_name()
     return f"no browser on this machine; on yours: {shlex.join(('scp', '-r', f'{user}@{address}:{page.parent}', '.'))}"
+
+
+def user_name() -> str:
+    """Return the name of the user; ``USER`` for an id without a name, as in a container."""
+    import getpass
+
+    # KeyError before Python 3.13.
+    with suppress(KeyError, OSError):
+        return getpass.getuser()
+    return "USER"
 
 
 def export_command(

@@ -60,8 +60,8 @@ _REFUSED = (
     ),
     (
         rf"(?i:{_KEY}=(?P<number>[0-9]+)[ \t]+(?P<unit>[kmgt]i?b?)([ \t]|$))",
-        "a blank inside the size of {key}",
-        "write {key}={number}{unit}",
+        "blanks in the bare value of {key}",
+        "write a size as {key}={number}{unit}; other values with blanks must be quoted",
     ),
     (rf"""{_KEY}=[^\s'"]+[ \t]+[^# \t]""", "blanks in the bare value of {key}", _QUOTE_BLANKS),
     (

@@ -25,12 +25,11 @@ def parse(text: str, path: str) -> tuple[tuple[str, int], ...]:
     A line is ``worker-0 slots=2`` (DeepSpeed, Open MPI), ``worker-0:2`` (MPICH, Intel MPI), or a name alone, whose
     slots are ``OWN``. DeepSpeed takes ``^(\\S+)\\s+slots=(\\d+)`` from each line and ignores the rest
     (fetch_hostfile in deepspeed/launcher/runner.py); here the rest may only be a comment.
+    A byte order mark may begin the text.
     """
-    if text.startswith("\ufeff"):
-        raise ConfigError(f"{path}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
     slots: dict[str, int] = {}
     first_line: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
         where = f"{path}:{number}"
         if "\0" in line:
             raise ConfigError(f"{where}: contains a NUL byte")

@@ -213,7 +213,7 @@ def read(path: Path, shown: str = "") -> tuple[InventoryHost, ...]:
     """
     shown = shown or str(path)
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         hint = f"LAB_HOSTS names a file; in it, {_HINT}"
         raise ConfigError(f"{shown}: cannot be read: {error.strerror}", hint=hint) from error
@@ -250,7 +250,7 @@ DRAINED = "drained.txt"
 def drained(directory: Path) -> dict[str, str]:
     """Map drained machines, in lower case, to the reasons of drained.txt; empty without the file."""
     path = directory / DRAINED
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines() if path.is_file() else []
     named = (line.partition("#") for line in lines)
     return {name.split()[0].lower(): why.strip() for name, _, why in named if name.split()}
 
@@ -272,8 +272,6 @@ def in_use(
 
 def parse(text: str, shown: str) -> tuple[InventoryHost, ...]:
     """Parse the hosts of an inventory that is not YAML, in order. ConfigError if invalid."""
-    if text.startswith("\ufeff"):
-        raise ConfigError(f"{shown}:1: begins with a byte order mark", hint="save it as UTF-8 without BOM")
     return _checked(_seed(text, shown) if _ASSIGNMENT.match(_first(text)) else _lines(text, shown), shown)
 
 
@@ -472,7 +470,7 @@ OPERATOR_WORDS = ("TEST_CONFIGURATION", "BUILD_VERSION", "SKIP_NETWORK_SETUP", "
 
 def operator_words(path: Path, shown: str) -> dict[str, str]:
     """Return the operator's settings in a file of MASTER_IP; empty for others. ConfigError if malformed."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""
     if not _ASSIGNMENT.match(_first(text)):
         return {}
     return {entry.key: entry.value for entry in dotenv.parse(text, shown) if entry.key in OPERATOR_WORDS}

@@ -147,6 +147,9 @@ def published_ports(value: str) -> None:
 
 def split_ports(value: str) -> tuple[tuple[str, int, int], ...]:
     """Parse a list of ports into (address, host port, container port). ValueError if bad or a host port repeats."""
+    if "," in value:
+        spaced = " ".join(value[:60].replace(",", " ").split())
+        raise ValueError(f"`{value[:60]}` is not a list of ports", f"separate by spaces: '{spaced}'")
     published = tuple(split_port(word) for word in value.split())
     taken = [host for _, host, _ in published]
     if twice := next((port for port in taken if taken.count(port) > 1), None):
@@ -160,8 +163,6 @@ def split_port(word: str) -> tuple[str, int, int]:
     Other machines reach the port only if the setting names an address.
     """
     match = re.fullmatch(r"(?:([0-9.]{7,15}):)?(?:([0-9]{1,5}):)?([0-9]{1,5})", word)
-    if match is None and "," in word:
-        raise ValueError(f"`{word[:60]}` is not a port", f"separate by spaces: '{word[:60].replace(',', ' ')}'")
     if match is None:
         raise ValueError(f"`{word[:60]}` is not a port", "write it like 6006, 8080:80 or 0.0.0.0:9000:9000")
     try:

@@ -206,7 +206,7 @@ def _of_lines(subject: Subject, check: LineCheck, now: Snapshot, rules: Rules, p
             answers.setdefault(answer, []).append(line)
     for answer, lines in answers.items():
         times = f" ({len(lines)} times)" if len(lines) > 1 else ""
-        ago = f", {human.duration(max(0.0, now.uptime - lines[-1].seconds))} ago" if past.shows_age else ""
+        ago = f", {human.ago(now.uptime - lines[-1].seconds)}" if past.shows_age else ""
         yield Condition(
             check=check.name,
             subject=subject.name,

@@ -16,7 +16,7 @@ from labctl.model import Straggler
 from labctl.records import samples, store
 from labctl.system import human
 
-LEAST = 0.1
+LEAST_GAP = 0.1
 """Least share of time that others wait longer."""
 FEWEST = 15
 """Fewest samples of a node. A sample is a second."""
@@ -50,7 +50,7 @@ def straggler(shares: Shares, seconds_per_step: float | None) -> Straggler | Non
     node, *others = sorted(means, key=lambda each: means[each])
     behind = means[others[0]] - means[node]
     noise = SIGMAS * math.sqrt(0.5 / (LOOKS * fewest))
-    if behind < max(LEAST, noise) or behind < max(_gaps(means[other] for other in others)):
+    if behind < max(LEAST_GAP, noise) or behind < max(_gaps(means[other] for other in others)):
         return None
     return Straggler(
         node=node,

@@ -183,7 +183,7 @@ def _warn(context: Context, texts: Sequence[str], nodes: Collection[str]) -> Non
 
 
 def _without_age(text: str) -> str:
-    """Return a finding without the age of a kernel line: ``Xid 79, 5 min ago``."""
+    """Return a finding without the age of a kernel line: ``Xid 79, 5m ago``."""
     return re.sub(r", [^,]* ago$", "", text)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from labctl.backends.plan import Plan, PlanPreview, preview
 from labctl.backends.status import LabStatus, RunState
 from labctl.config.context import Context
 from labctl.errors import HostError
+from labctl.records.store import RunSummary
 from labctl.runs import judge
 from labctl.system import filelock
 
@@ -42,10 +43,19 @@ def status(backend: Backend) -> LabStatus:
     """Return the status of the lab with the states of its latest runs."""
     runs, now = judge.states(backend, LISTED), backend.status()
     ages = health.ages(backend.context.directory, {node.name: node.host for node in now.nodes}, time.time())
-    latest = {node: run.run_id for run in reversed(runs) if run.state == "running" for node in run.nodes}
+    latest = _latest(runs)
     nodes = (replace(node, fitness=ages.get(node.name, ""), run=latest.get(node.name, "")) for node in now.nodes)
     states = (RunState(run.run_id, run.state, run.short_id, run.nodes) for run in runs)
     return replace(now, nodes=tuple(nodes), runs=tuple(states))
+
+
+def _latest(runs: Sequence[RunSummary]) -> dict[str, str]:
+    """Map nodes to the id of the latest of these runs, the latest first, that runs on them."""
+    latest: dict[str, str] = {}
+    for run in reversed(runs):
+        if run.state == "running":
+            latest |= dict.fromkeys(run.nodes, run.run_id)
+    return latest
 
 
 def take_down(

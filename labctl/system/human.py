@@ -58,11 +58,8 @@ def duration(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Format seconds since an event in the largest unit, as ``42s ago``, ``5h ago``, ``yesterday`` or ``12d ago``."""
-    whole = max(0, int(seconds))
-    if SECONDS["d"] <= whole < 2 * SECONDS["d"]:
-        return "yesterday"
-    return f"{age(whole)} ago"
+    """Format seconds since an event in the largest unit, as ``42s ago``, ``5h ago`` or ``12d ago``."""
+    return f"{age(seconds)} ago"
 
 
 def age(seconds: float) -> str:

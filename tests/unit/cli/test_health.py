@@ -45,7 +45,7 @@ BAD = report(
 )
 TEXT = """\
 HOST   NODES               VERDICT  CHECKS        LAST GOOD
-gpu-1  worker-0, worker-1  bad      6, 3 unknown  9 d ago
+gpu-1  worker-0, worker-1  bad      6, 3 unknown  9d ago
 gpu-2  -                   unknown  0             never before
 
 bad  gpu-1: GPU 2 (0000:3b:00.0): PCIe width 8, 16 on 7 others

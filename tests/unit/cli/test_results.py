@@ -176,13 +176,27 @@ def test_report_open_opens_the_page_in_a_browser(two: Labctl, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("environ", "address"),
-    [({"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.5 22", "SUDO_USER": "ann"}, "ann@10.0.0.5"), ({}, "@HOST")],
+    [
+        ({"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.5 22", "SUDO_USER": "ann"}, "ann@10.0.0.5"),
+        ({"SSH_CONNECTION": "2001:db8::9 51000 2001:db8::5 22", "SUDO_USER": "ann"}, "ann@[2001:db8::5]"),
+        ({}, "@HOST"),
+    ],
 )
 def test_a_page_without_a_browser_comes_with_the_command_that_copies_it(environ: dict[str, str], address: str) -> None:
     """Open a page without a display: scp from the address that ssh came to, or from HOST."""
     advice = open_page(Path("/lab/reports/a b/report.html"), environ)
     assert f"{address}:/lab/reports/a b' ." in advice
     assert advice.startswith("no browser on this machine; on yours: scp -r ")
+
+
+def test_a_user_without_a_name_has_the_command_that_copies_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open a page as a user that no name belongs to: USER stands for it."""
+
+    def unnamed() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", unnamed)
+    assert open_page(Path("/lab/r/report.html"), {}).endswith(" scp -r USER@HOST:/lab/r .")
 
 
 def test_report_refuses_a_csv_that_there_is_not(two: Labctl) -> None:

@@ -134,7 +134,7 @@ REFUSES: dict[str, tuple[int, str]] = {
     "A=1\n\ufeffB=1": (2, "byte order mark"),
     "A=\u201cx\u201d": (1, "curly quote"),
     "A=\u2018two words\u2019": (1, "curly quote"),
-    "A=8 g": (1, "blank inside the size of A"),
+    "A=8 g": (1, "blanks in the bare value of A"),
 }
 
 

@@ -124,6 +124,16 @@ def test_what_was_mistyped_is_told_as_it_should_be_written(text: str, hint: str)
     assert caught.value.hint.startswith(hint)
 
 
+@pytest.mark.parametrize(
+    "text", ["node-0 address=10.0.0.5", "MASTER_IP=10.0.0.5", "hosts:\n  node-0: {ansible_host: 10.0.0.5}"]
+)
+def test_a_byte_order_mark_may_begin_the_file(tmp_path: Path, text: str) -> None:
+    """Read inventories as an editor saves them as UTF-8 with BOM: their host is there."""
+    path = tmp_path / "hosts.txt"
+    path.write_bytes(f"{text}\n".encode("utf-8-sig"))
+    assert [(host.name, host.address) for host in read(path)] == [("node-0", "10.0.0.5")]
+
+
 @pytest.mark.parametrize("members", ["", "MEMBER_IPS=\n"])
 def test_a_master_may_be_alone(members: str) -> None:
     """Parse MASTER_IP alone: one host, node-0."""
@@ -236,7 +246,6 @@ def test_a_key_lies_beside_the_inventory_that_names_it(tmp_path: Path) -> None:
         ("a\n\nA", "3: duplicate host `A`, first named on line 1"),
         ("a address=10.0.0.5\nb address=10.0.0.5", "2: `b` is the same machine as `a` on line 1"),
         ("10.0.0.5\nb address=10.0.0.5", "2: `b` is the same machine as `10.0.0.5` on line 1"),
-        ("\ufeffa", "1: begins with a byte order mark"),
         ("", "1: names no host"),
         ("# nobody\n\n", "1: names no host"),
         ("MEMBER_IPS=10.0.0.6", "1: MASTER_IP is missing"),

@@ -139,10 +139,14 @@ def test_unknown_key_names_the_nearest(lab: Lab, line: str, hint: str) -> None:
         ("LAB_NAME=my_lab", "did you mean my-lab?"),
         ("LAB_NAME=-", "did you mean lab?"),
         ("LAB_PORTS=6006,8080:80", "separate by spaces: '6006 8080:80'"),
+        ("LAB_PORTS='8080:80, 6006'", "separate by spaces: '8080:80 6006'"),
         ("LAB_PACKAGES=a,b", "spaces between packages and none within one, such as 'transformers>=4,<5 nltk'"),
         ("LAB_MOUNTS=$HOME/x:/x", "begin it with /, ~/ or ./"),
         ("HOST_CACHE_PATH=$HOME/cache", "begin it with / or ~/; `$` is not expanded"),
-        ("LAB_SHM_SIZE=8 g", "write LAB_SHM_SIZE=8g"),
+        (
+            "LAB_SHM_SIZE=8 g",
+            "write a size as LAB_SHM_SIZE=8g; other values with blanks must be quoted",
+        ),
         ("LAB_SHM_SIZE='8 g'", "write it like 512m or 8g, without a blank"),
     ],
 )

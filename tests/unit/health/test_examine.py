@@ -205,7 +205,7 @@ def lines(*seen: tuple[float, str]) -> tuple[KernelLine, ...]:
 def test_lines_of_the_same_text_are_one_condition() -> None:
     """Examine three lines of two numbers, and one that accuses nobody: two conditions, with times and age."""
     now = node(lines=lines((10, "Xid 79"), (20, "Xid 31"), (990, "Xid 79"), (991, "Xid 1")))
-    assert sentences(now) == [("bad", "Xid 79 (2 times), 10 s ago"), ("remark", "Xid 31, 16 min 20 s ago")]
+    assert sentences(now) == [("bad", "Xid 79 (2 times), 10s ago"), ("remark", "Xid 31, 16m ago")]
     assert sentences(now, past=Past(shows_age=False)) == [("bad", "Xid 79 (2 times)"), ("remark", "Xid 31")]
 
 
@@ -226,7 +226,7 @@ def test_a_line_counts_once() -> None:
     """Examine a node again: lines that were there before do not count, new ones do, and after a restart all do."""
     old, new = (100.0, "Xid 79"), (200.0, "Xid 31")
     before, now = node(lines=lines(old)), node(lines=lines(old, new))
-    assert [text for _, text in sentences(now, before)] == ["Xid 31, 13 min 20 s ago"]
+    assert [text for _, text in sentences(now, before)] == ["Xid 31, 13m ago"]
     assert sentences(before, before) == []
     assert len(sentences(now, replace(before, boot="b0"))) == 2
 
@@ -235,9 +235,7 @@ def test_lines_count_whose_clock_is_behind_the_uptime() -> None:
     """Examine a machine that slept, whose lines are older than its uptime of before tells: the new line counts."""
     before = node(lines=lines((100, "Xid 31")), uptime=900.0)
     assert examine.since_of(node(), before) == 100
-    assert sentences(node(lines=lines((100, "Xid 31"), (150, "Xid 79"))), before) == [
-        ("bad", "Xid 79, 14 min 10 s ago")
-    ]
+    assert sentences(node(lines=lines((100, "Xid 31"), (150, "Xid 79"))), before) == [("bad", "Xid 79, 14m ago")]
 
 
 def test_the_time_from_which_lines_count() -> None:
@@ -252,7 +250,7 @@ def test_the_time_from_which_lines_count() -> None:
 def test_harmless_lines_are_ignored() -> None:
     """Examine with a pattern of the site: the line that it matches does not count."""
     now = node(lines=lines((10, "Xid 79 on test"), (20, "Xid 31")))
-    assert sentences(now, rules=Rules(ignored=("on te.t$",))) == [("remark", "Xid 31, 16 min 20 s ago")]
+    assert sentences(now, rules=Rules(ignored=("on te.t$",))) == [("remark", "Xid 31, 16m ago")]
 
 
 def test_lines_that_cannot_be_read_are_unknown() -> None:

@@ -270,7 +270,7 @@ def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_erro
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "is_about_error"),
     [
         ("Segmentation fault (core dumped)", True),
         ("the launcher exits with code 7", True),
@@ -278,9 +278,9 @@ def test_lines_with_the_cause_are_those_around_the_quoted_words_or_those_of_erro
         ("[launch.py:285:main] Process 22 exits successfully.", False),
     ],
 )
-def test_a_line_is_about_an_error_by_its_words(line: str, told: bool) -> None:
+def test_a_line_is_about_an_error_by_its_words(line: str, is_about_error: bool) -> None:
     """Ask if lines are about errors: those of a launcher that works are not."""
-    assert last_words.is_error(line) == told
+    assert last_words.is_error(line) == is_about_error
 
 
 FAILED = """\

@@ -35,13 +35,13 @@ def test_a_number_has_four_digits_or_is_an_integer(value: float | None, text: st
         (59.9, "59s ago"),
         (60, "1m ago"),
         (3 * 3600 + 59, "3h ago"),
-        (86400, "yesterday"),
-        (2 * 86400 - 1, "yesterday"),
+        (86400, "1d ago"),
+        (2 * 86400 - 1, "1d ago"),
         (12 * 86400, "12d ago"),
     ],
 )
 def test_the_time_since_an_event_is_in_its_largest_unit(seconds: float, text: str) -> None:
-    """Format seconds since an event: one unit, rounded down; ``yesterday`` for one day."""
+    """Format seconds since an event: one unit, rounded down."""
     assert human.ago(seconds) == text
 
 
@@ -178,6 +178,7 @@ def test_a_long_text_ends_in_dots() -> None:
     """Shorten a text of 111 characters to 110: "..." at its end; 110 stay."""
     assert human.shortened("x" * 110, 110) == "x" * 110
     assert human.shortened("x" * 111, 110) == "x" * 107 + "..."
+    assert [human.shortened("abcdef", width) for width in range(1, 6)] == ["a", "ab", "abc", "a...", "ab..."]
 
 
 @pytest.mark.parametrize(("width", "text"), [(1, "a"), (2, "ab"), (3, "abc"), (4, "a...")])

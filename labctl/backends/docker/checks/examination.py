@@ -227,7 +227,7 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         return f"unset {name}" if origin == "environment" else f"labctl doctor  # without -s {name}=..."
 
     def _set_at(self, key: str) -> tuple[str, str, str]:
-        """Return the name that a setting was given by, its origin, and the beginning of its line in .env.
+        """Return the name that a setting was given by, its origin, and a pattern of the beginning of its line in .env.
 
         The name may be an alias. Not the line number: the command of one finding may move the line of the next.
         """
@@ -237,6 +237,8 @@ class CheckContext(Struct, frozen=True, kw_only=True, dict=True):
         if setting.origin.startswith(".env:"):
             lines = (self.lab.directory / ".env").read_text(encoding="utf-8").splitlines()
             line = lines[int(setting.origin.rpartition(":")[2]) - 1].partition("=")[0] + "="
+            # sed takes a byte order mark for a part of the first line; such a line is no comment, nor a longer key.
+            line = line.replace("\ufeff", "[^A-Za-z_#]*")
         return setting.key, setting.origin, line
 
 
