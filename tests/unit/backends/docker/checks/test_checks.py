@@ -1313,13 +1313,14 @@ def test_an_image_of_labctl_s_that_no_registry_has_is_not_pulled(
 def test_the_line_of_a_setting_is_found_behind_a_byte_order_mark(
     examined: Callable[..., CheckContext], tmp_path: Path
 ) -> None:
-    """Run the command that unsets a setting on the first line of a .env with BOM: that line is gone, and it alone."""
+    """Run the commands for a setting on the first line of a .env with BOM: they can be typed, and change it alone."""
     rest = "# LAB_IMAGE=labctl/cpu\nLAB_ENV_MY_LAB_IMAGE=x\n"
     context = examined(replace(builders.lab(), image="labctl/nosuch"), env=f"\ufeffLAB_IMAGE=labctl/nosuch\n{rest}")
     for command in (context.set_setting("LAB_IMAGE", "labctl/cpu"), context.unset_setting("LAB_IMAGE")):
         path = tmp_path / str(len(command))
         path.mkdir()
         (path / ".env").write_text(f"\ufeffLAB_IMAGE=labctl/nosuch\n{rest}", encoding="utf-8")
+        assert command.isascii()
         subprocess.run(command, shell=True, check=True, cwd=path)  # noqa: S602
         kept = (path / ".env").read_text(encoding="utf-8")
         assert kept == ("LAB_IMAGE=labctl/cpu\n" if "/c " in command else "") + rest
