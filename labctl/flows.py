@@ -300,7 +300,7 @@ def plan_run(context: Context, name: str, options: RunOptions, ask: Ask | None =
 
 def repeat(context: Context, name: str, options: RunOptions, count: int, ask: Ask | None = None) -> RepeatedRuns:
     """Run a workload ``count`` times, or to an interrupted run; return the spread. ConfigError with --resume."""
-    from labctl.jobs import program
+    from labctl.runs import compare
     from labctl.runs.spread import repeated
 
     if options.detach or options.resume:
@@ -311,7 +311,7 @@ def repeat(context: Context, name: str, options: RunOptions, count: int, ask: As
     while len(results) < count and not (results and results[-1].cause == "interrupted"):
         context.notice(f"repeat {len(results) + 1} of {count}")
         results.append(run(context, name, options, ask))
-    return repeated(results, name or program.text(options))
+    return repeated(results, compare.read(context.directory, results[-1]).again)
 
 
 def replay(context: Context, run: str) -> Result:

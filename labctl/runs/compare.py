@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ RESULTS = (store.REACHED, "loss_curve")
 """Notes on how a run went, which are no facts about what ran."""
 PACKAGE = "package "
 """Prefix of the names of facts about packages in the image."""
+SHOWN = 2
+"""Groups whose command is told for more runs."""
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
@@ -39,6 +41,11 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     facts: Mapping[str, str]
     declared: Mapping[str, Metric]
     series: Mapping[str, Sequence[Sample]]
+
+    @property
+    def again(self) -> str:
+        """Return what `labctl run` takes to repeat it, with options and arguments as far as they are recorded."""
+        return self.command.removeprefix("labctl run ") or self.target
 
     def unit(self, metric: str) -> str:
         """Return a metric's unit, as declared or as found in the output; empty if it has none."""
@@ -109,8 +116,13 @@ def compare(runs: Sequence[RecordedRun], metrics: Collection[str] = ()) -> Compa
         columns=tuple(_columns(groups, results)),
         differences=tuple(_differences({name: group[0].facts for name, group in named.items()})),
         effects=effects,
-        conclusion=spread.conclusion(effects, every, runs[0].target),
+        conclusion=spread.conclusion(effects, every, _targets(named.values())),
     )
+
+
+def _targets(groups: Iterable[Sequence[RecordedRun]]) -> list[str]:
+    """Return what `labctl run` takes to repeat a run of each group, once each, of the first SHOWN groups."""
+    return list(islice(dict.fromkeys(run.again for run, *_ in groups), SHOWN))
 
 
 def _with_only(metrics: Collection[str], runs: Sequence[RecordedRun]) -> list[RecordedRun]:
@@ -181,6 +193,11 @@ def _without_packages(facts: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in facts.items() if not key.startswith(PACKAGE)}
 
 
+def _is_unset(setting: Mapping[str, str]) -> bool:
+    """Tell if a recorded setting is a secret without a value."""
+    return sounds_secret(setting["key"]) and setting["value"] == "unset"
+
+
 def redact_fact(name: str, value: str) -> str:
     """Return a fact's value, or REDACTED if its name sounds secret and it is not empty; versions of packages stay."""
     secret = sounds_secret(name) and not name.startswith(PACKAGE)
@@ -225,7 +242,7 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
         **dict(_flat("environment", job.get("environment", {}))),
         **dict(_flat("deepspeed", config)),
     }
-    facts |= {row["key"]: row["value"] for row in settings or ()}
+    facts |= {row["key"]: row["value"] for row in settings or () if not _is_unset(row)}
     facts |= _origin(versions, _copied(path.parents[1], workload.project))
     facts |= {f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()}
     start = workload.project.work if workload.project else "."

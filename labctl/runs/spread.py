@@ -93,7 +93,7 @@ def repeated(runs: Sequence[Result], target: str) -> RepeatedRuns:
     """Return the spread of repeated runs with effects and a conclusion; ``target`` is what was run."""
     spread, effects = spreads(runs), tuple(within("A", runs))
     return RepeatedRuns(
-        runs=tuple(runs), spread=spread, effects=effects, conclusion=conclusion(effects, spread.values(), target)
+        runs=tuple(runs), spread=spread, effects=effects, conclusion=conclusion(effects, spread.values(), [target])
     )
 
 
@@ -210,10 +210,10 @@ def _judgement(effect: Effect) -> str:
     return "; runs with the same settings spread too much to tell" if effect.basis else ""
 
 
-def conclusion(effects: Collection[Effect], spreads: Iterable[Spread], target: str) -> str:
+def conclusion(effects: Collection[Effect], spreads: Iterable[Spread], targets: Iterable[str]) -> str:
     """Render how the usual difference was found, or that runs are too few and how to run more; empty otherwise.
 
-    ``target`` is what the command runs: the workload, or ``--script FILE``.
+    ``targets`` follow `labctl run`: the workload, or ``--script FILE``, with options and arguments as far as known.
     """
     changed = [effect for effect in effects if effect.change]
     if any(effect.verdict for effect in changed):
@@ -223,7 +223,13 @@ def conclusion(effects: Collection[Effect], spreads: Iterable[Spread], target: s
         return ""
     few = "1 run each is" if runs == 1 else f"{runs} runs are"
     needs = f" (needs {FEWEST} or more)" if runs < FEWEST else ""
-    return f"{few} too few to tell{needs}: `labctl run {target} --repeat {ENOUGH}`"
+    return f"{few} too few to tell{needs}: {' and '.join(map(_repeating, targets))}"
+
+
+def _repeating(target: str) -> str:
+    """Return the command that runs a target often enough; the program's arguments stay last."""
+    options, dashes, arguments = f"labctl run {target}".partition(" -- ")
+    return f"`{options} --repeat {ENOUGH}{dashes}{arguments}`"
 
 
 def titled(metric: str, *, at_end: bool) -> str:

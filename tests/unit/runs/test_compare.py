@@ -82,6 +82,24 @@ def test_two_runs_with_other_settings_have_a_column_each_and_are_too_few_to_tell
     assert compared.conclusion == f"1 run each is {TOO_FEW}"
 
 
+def test_the_command_for_more_runs_is_that_of_each_group_with_its_arguments(lab: Lab) -> None:
+    """Compare two scripts' runs: the commands of both, --repeat before the arguments."""
+    runs = []
+    for rate in ("0.1", "0.2"):
+        options = {"script": "/mine/train.py", "words": ["--lr", rate]}
+        runs.append(lab.run(float(rate), arguments=("--lr", rate), request={"workload": "", "options": options}))
+    assert compare(runs).conclusion.endswith(
+        ": `labctl run --script /mine/train.py --repeat 5 -- --lr 0.1`"
+        " and `labctl run --script /mine/train.py --repeat 5 -- --lr 0.2`"
+    )
+
+
+def test_a_secret_that_is_not_set_is_no_fact_of_a_run(lab: Lab) -> None:
+    """Read a run whose HF_TOKEN is unset, and one where it is set: only the latter has it."""
+    assert "HF_TOKEN" not in lab.run(settings={"HF_TOKEN": "unset"}).facts
+    assert "HF_TOKEN" in lab.run(settings={"HF_TOKEN": "set"}).facts
+
+
 def test_groups_have_a_column_each_with_their_mean_and_are_judged_by_the_spread_within_them(lab: Lab) -> None:
     """Compare groups of three and two runs: mean of each, and the effect is judged by their spread."""
     fast = [lab.run(figure, arguments=MICRO_4) for figure in (24.8, 24.9, 24.7)]
