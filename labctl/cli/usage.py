@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import chain, pairwise
 from typing import Any
 
@@ -52,6 +52,9 @@ def correct(error: Any, arguments: list[str], commands: Collection[str]) -> tupl
     if not explain:
         return error.format_message(), f"labctl {first} --help"
     message, hint = explain(error)
+    if explain is _of_option and first == "run" and (line := _of_script(error, arguments)):
+        near = f"; or {hint}" if hint.startswith("did you mean") else ""
+        return message, f"{line}{near}"
     is_misspelt = hint.startswith("did you mean")
     if explain in (_of_option, _of_extra) and not is_misspelt:
         hint = _of_command(arguments) or hint
@@ -95,6 +98,33 @@ def _of_option(error: Any) -> tuple[str, str]:
     near = nearest(option, known, CLOSE)
     hint = f"did you mean `{near}`?" if near else f"`{_help(error)}` lists the options"
     return f"`{error.ctx.command_path}` has no option `{option}`", hint
+
+
+def _of_script(error: Any, arguments: list[str]) -> str:
+    """Return the hint to put options after `--` where `run` is given a program that may take them; else nothing."""
+    known = {name: parameter for parameter in error.ctx.command.params for name in parameter.opts}
+    own, rest = _parted(arguments[1:], known)
+    program = any(word.partition("=")[0] in ("--script", "-m", "--module") for word in own)
+    workload = own[:1] and not own[0].startswith("-")
+    if not (rest and (program or workload)):
+        return ""
+    ranks = "; LAB_NODES and LAB_SLOTS in .env set the number of ranks" if re.match("--?n", rest[0]) else ""
+    return f"arguments of the script follow `--`: labctl run {shlex.join([*own, '--', *rest])}{ranks}"
+
+
+def _parted(words: list[str], known: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the words that the command takes, and from the first unknown option on those that it does not."""
+    own: list[str] = []
+    rest: list[str] = []
+    takes_value = False
+    for place, word in enumerate(words):
+        if word == "--":
+            return own, [*rest, *words[place + 1 :]]
+        option, equals, _ = word.partition("=")
+        is_own = takes_value or option in known or not (rest or word.startswith("-"))
+        (own if is_own else rest).append(word)
+        takes_value = not takes_value and option in known and not equals and not known[option].is_flag
+    return own, rest
 
 
 def _of_extra(error: Any) -> tuple[str, str]:

@@ -166,6 +166,21 @@ USAGE = {
         "`labctl run` has no option `--nodes`",
         "arguments of the script follow `--`: labctl run --script FILE -- ARGUMENTS; LAB_NODES and LAB_SLOTS in .env",
     ),
+    "option of the script": (
+        "run --script train.py --data /data/train.npy -s LAB_NODES=2",
+        "`labctl run` has no option `--data`",
+        "arguments of the script follow `--`: labctl run --script train.py -s LAB_NODES=2 -- --data /data/train.npy",
+    ),
+    "option of the script that is like one of labctl": (
+        "run -m train --metrc=2 --quiet -- --lr 1",
+        "`labctl run` has no option `--metrc`",
+        "arguments of the script follow `--`: labctl run -m train --quiet -- --metrc=2 --lr 1; or did you mean `--metric`?",
+    ),
+    "option of a workload": (
+        "run hello --steps 5",
+        "`labctl run` has no option `--steps`",
+        "arguments of the script follow `--`: labctl run hello -- --steps 5",
+    ),
     "dash": ("show -", "`labctl show` has no option `-`", "`labctl show --help` lists the options"),
     "option after the end of options": (
         "show -- --json",
