@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from labctl.errors import ConfigError
+from labctl.jobs import inputs
 from labctl.model import Lab, Resume, Workload
 from labctl.records import store
 from labctl.system.decode import decode
+
+
+SAVED = re.compile(r"\.(?:pt|pth|ckpt)$|^checkpoint[^.]*$", re.IGNORECASE)
+"""Names of files that look like checkpoints."""
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
@@ -43,14 +49,13 @@ def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Wor
     if workload.resume is None:
         raise ConfigError(
             f"{workload.declared}: `{workload.name}` does not declare how it resumes",
-            hint="declare `resume: {argument: --resume, checkpoint: 'checkpoints/*'}`: docs/resume.md#your-own-script",
+            hint=_by_hand(lab, workload, run_id),
         )
     checkpoint, why = last(lab.directory, run_id, workload.resume)
     if checkpoint is None:
         raise ConfigError(
             f"run {run_id} has no complete checkpoint: {why}",
-            hint=f"have the script save checkpoints, as opt-*, lora-clm and vit do with --set save-every=STEPS; "
-            f"from the beginning: labctl run {workload.name}",
+            hint=f"{_other_pattern(lab, workload, run_id)}; from the beginning: labctl run {workload.name}",
         )
     if checkpoint.ranks not in (None, ranks) and not workload.elastic:
         raise ConfigError(
@@ -64,6 +69,43 @@ def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Wor
         arguments=(*workload.arguments, option, str(path)),
         inputs=(*workload.inputs, (option.removeprefix("--"), "path")),
     ), str(checkpoint)
+
+
+def _by_hand(lab: Lab, workload: Workload, run_id: str) -> str:
+    """Return how to resume a run of a workload that does not declare it, from what looks like a checkpoint if any."""
+    saved = _newest(store.directory(lab.directory, run_id))
+    pattern = _pattern(saved) if saved else "work/checkpoints/*"
+    resume = f"`resume: {{argument: --resume, checkpoint: '{pattern}'}}`"
+    if workload.directory != Path():
+        return f"if the script has such an option, add {resume} to {workload.declared.partition(':')[0]}"
+    path = f"/workspace/{inputs.RUNS}/{run_id}/{saved or 'work/CHECKPOINT'}"
+    dashes = "" if workload.declared.startswith("-- ") else "-- "
+    words = shlex.join([*workload.arguments, "--resume", path])
+    return (
+        f"pass the checkpoint by the script's own option, as in: labctl run {workload.declared} {dashes}{words}; "
+        f"or declare {resume} in a workload.yml of the lab"
+    )
+
+
+def _other_pattern(lab: Lab, workload: Workload, run_id: str) -> str:
+    """Return the pattern that what looks like a checkpoint of the run matches; else how to have some saved."""
+    top = store.directory(lab.directory, run_id)
+    saved = _newest(top)
+    if saved is None or (workload.resume and (top / saved).match(workload.resume.checkpoint)):
+        return "have the script save checkpoints, as opt-*, lora-clm and vit do with --set save-every=STEPS"
+    return f"the run has {saved}, which `checkpoint: '{_pattern(saved)}'` matches"
+
+
+def _newest(top: Path) -> PurePosixPath | None:
+    """Return the path in a run's directory of the newest file that looks like a checkpoint by its name; None if none."""
+    found = [path for path in top.rglob("*") if SAVED.search(path.name) and path.is_file()]
+    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+    return PurePosixPath(newest.relative_to(top)) if newest else None
+
+
+def _pattern(saved: PurePosixPath) -> str:
+    """Return the pattern of files beside a checkpoint of the same kind."""
+    return str(saved.with_name(f"*{saved.suffix}"))
 
 
 def last(lab: Path, run_id: str, declared: Resume) -> tuple[Checkpoint | None, str]:

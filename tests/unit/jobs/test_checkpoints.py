@@ -159,6 +159,30 @@ def test_a_workload_that_does_not_say_how_is_refused(of: Lab) -> None:
     assert "resume: {argument: --resume" in caught.value.hint
 
 
+def test_a_script_that_does_not_say_how_gets_its_newest_checkpoint_by_hand(of: Lab) -> None:
+    """Resume a script's run that saved last.pt: the hint has the command with its path, and the pattern."""
+    folder = of.directory / "runs/r1/work/mine/out"
+    folder.mkdir(parents=True)
+    (folder / "last.pt").touch()
+    with pytest.raises(ConfigError) as caught:
+        going_on(of, resume=None, declared="--script train.py", directory=Path())
+    hint = caught.value.hint
+    assert "labctl run --script train.py -- --steps 9 --resume /workspace/runs/r1/work/mine/out/last.pt; " in hint
+    assert "checkpoint: 'work/mine/out/*.pt'}` in a workload.yml" in hint
+
+
+def test_what_was_saved_elsewhere_is_named_with_its_pattern(of: Lab) -> None:
+    """Resume a run whose checkpoints are not where it is declared: the hint has the pattern that matches."""
+    folder = of.directory / "runs/r1/work/mine/out"
+    folder.mkdir(parents=True)
+    (folder / "epoch-2.pt").touch()
+    with pytest.raises(ConfigError, match="nothing in ") as caught:
+        going_on(of)
+    assert caught.value.hint.startswith(
+        "the run has work/mine/out/epoch-2.pt, which `checkpoint: 'work/mine/out/*.pt'` matches; "
+    )
+
+
 def test_a_run_without_a_whole_checkpoint_is_refused(of: Lab) -> None:
     """Resume a run without a complete checkpoint: ConfigError, the hint starts from the beginning."""
     (of.directory / "runs/r1").mkdir(parents=True)
