@@ -89,7 +89,8 @@ def doctor(context: Context, *, node: str = "", receive: Receiver = ignore) -> D
     from labctl import backends
     from labctl.doctor.report import DoctorReport
 
-    if not node and not is_named(context, context.settings()):
+    declared = context.settings()
+    if not node and not is_named(context, declared) and declared.text("LAB_ENGINE") == "docker":
         from labctl.backends.docker.checks import run
 
         return DoctorReport(run.of_machine(context, receive))

@@ -10,6 +10,7 @@ python-dotenv reads the lines; what it would guess at, or what other readers tak
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 from io import StringIO
 from pathlib import Path
@@ -91,7 +92,8 @@ def read(path: Path, *, shown: str = "") -> tuple[Entry, ...]:
         everyone_writes = path.stat().st_mode & stat.S_IWOTH
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{shown}: cannot be read: {error.strerror}") from None
+        hint = f"ls -ld {shlex.quote(shown)}; make it a file that you may read, or remove it"
+        raise ConfigError(f"{shown}: cannot be read: {error.strerror}", hint=hint) from None
     if everyone_writes:
         raise ConfigError(f"{shown}: everyone on this machine may write to it", hint=f"chmod o-w {shown}")
     try:

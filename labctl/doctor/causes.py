@@ -21,9 +21,10 @@ FOLLOWS: Mapping[str, tuple[str, ...]] = {
 }
 """Codes that a code is the cause of, on the same node: its fix mends them, too, and theirs may not."""
 BLOCKING = (
-    *("LAB-DEVICE-002", "LAB-DEVICE-005", "LAB-DISK-004", "LAB-ENGINE-002", "LAB-FILES-002"),
-    *("LAB-HOST-008", "LAB-IMAGE-001", "LAB-IMAGE-005", "LAB-IMAGE-006", "LAB-LIMIT-002", "LAB-MOUNT-001"),
-    *("LAB-NAME-001", "LAB-NAME-002", "LAB-NET-003", "LAB-PORT-002", "LAB-PORT-003", "LAB-PORT-004", "LAB-RUNTIME-001"),
+    *("LAB-DEVICE-002", "LAB-DEVICE-005", "LAB-DISK-004", "LAB-ENGINE-001", "LAB-ENGINE-002", "LAB-ENGINE-004"),
+    *("LAB-FILES-002", "LAB-HOST-008", "LAB-IMAGE-001", "LAB-IMAGE-005", "LAB-LIMIT-002", "LAB-MOUNT-001"),
+    *("LAB-NAME-001", "LAB-NAME-002", "LAB-NET-003", "LAB-PORT-002", "LAB-PORT-003", "LAB-PORT-004"),
+    *("LAB-RUNTIME-001", "LAB-SHM-001"),
 )
 """Codes of errors with which `labctl up` creates no nodes: they are mended before."""
 
@@ -55,14 +56,14 @@ def problems(findings: Iterable[Finding]) -> tuple[Problem, ...]:
 
 def _consequences(causes: list[Finding], wrong: list[Finding]) -> tuple[Finding, ...]:
     """Return the findings that follow from one of the causes, directly or by another finding."""
-    found: list[Finding] = []
+    following: list[Finding] = []
     pending = [*causes]
     while pending:
         cause = pending.pop()
-        new = [other for other in wrong if _causes(cause, other) and other not in found]
-        found += new
+        new = [other for other in wrong if _causes(cause, other) and other not in following]
+        following += new
         pending += new
-    return tuple(found)
+    return tuple(following)
 
 
 def _causes(cause: Finding, other: Finding) -> bool:

@@ -7,6 +7,7 @@ and replaces the rest.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ def load(directory: Path, name: str, launchers: tuple[str, ...], *, rehearse: bo
         declared, errors = _scan(directory, launchers, text)
         if matching := [pair for pair in declared if pair[0].name == name]:
             break
+        if text and errors:
+            # A broken file that has the name may be the one that declares it.
+            raise errors[0]
     else:
-        # An unreadable file may be the one that declares it.
-        raise errors[0] if errors else _unknown(directory, name, [workload for workload, _ in declared])
+        raise _unknown(directory, name, [workload for workload, _ in declared])
     for clash in _clashes(matching):
         raise clash
     workload, rehearsal = matching[0]
@@ -68,12 +71,20 @@ def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[
     errors: list[ConfigError] = []
     for path in sorted(directory.glob(f"*/{FILE}")):
         try:
-            word = name.encode("utf-8", "surrogateescape")
-            if name in (path.parent.name, "") or word in content(path, _shown(path)):
+            if name in (path.parent.name, "") or _has_key(path, name):
                 declared += _read_file(path, launchers)
         except ConfigError as error:
             errors.append(error)
     return declared, errors
+
+
+def _has_key(path: Path, name: str) -> bool:
+    """Return True if a workload file's text has the name as a key; False if it cannot be read."""
+    word = re.escape(name.encode("utf-8", "surrogateescape"))
+    try:
+        return bool(re.search(rb"(?<![\w.-])" + word + rb"[\"']?\s*:", content(path, _shown(path))))
+    except ConfigError:
+        return False
 
 
 def _clashes(declared: Iterable[Declared]) -> list[ConfigError]:

@@ -139,24 +139,36 @@ class DockerBackend:
 
     def status(self) -> LabStatus:
         """Return the state of the containers; hosts that do not answer are named in it."""
-        from labctl.backends.docker.deploy import readiness
+        from labctl.backends.docker.deploy import applied, readiness
         from labctl.backends.docker.lab.status import status_of
 
-        status = status_of(self.context, self.cluster, self._observed, self._reached)
-        out_of_date = self._out_of_date() if status.nodes else ""
+        changed = applied.changed(self.context.directory, self.settings)
+        observed = self._observed or self._observe(image=bool(changed))
+        status = status_of(self.context, self.cluster, observed, self._reached)
+        out_of_date = self._out_of_date(observed, changed) if changed and status.nodes else ""
         hint = readiness.up_command(self.context.flags) if out_of_date or status.state in ("down", "partial") else ""
         return replace(status, out_of_date=out_of_date, hint=hint)
 
-    def _out_of_date(self) -> str:
-        """Return why `up` would change containers for settings that changed since; empty if it would not."""
-        from labctl.backends.docker.deploy import applied, readiness
+    def _observe(self, *, image: bool) -> ObservedState:
+        """Observe the lab, and its image if the hosts tell which it is."""
+        name: str | None = None
+        if image:
+            with suppress(LabError):
+                name = self.cluster.image
+        return self.cluster.engine.observe(self.settings.text("LAB_NAME"), name)
 
-        changed = applied.changed(self.context.directory, self.settings)
-        if not changed:
-            return ""
+    def _out_of_date(self, observed: ObservedState, changed: tuple[str, ...]) -> str:
+        """Return why `up` would change containers for settings that changed since; empty if it would not."""
+        from labctl.backends.docker.deploy import readiness
+        from labctl.backends.docker.lab.status import own_containers
+        from labctl.backends.owner import owner
+
+        # Without its warnings, which the status has given.
+        quiet = replace(self.context, emit=lambda _: None)
         # A lab that cannot be made from the present settings has no reason to name.
         with suppress(LabError):
-            return readiness.out_of_date(self.cluster, self.lab(), changed)
+            lab, _ = load_lab(quiet, self.cluster, ask=False)
+            return readiness.out_of_date(lab, own_containers(quiet, observed, owner()), changed)
         return ""
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:  # noqa: ARG002

@@ -226,5 +226,6 @@ def test_read_gives_bytes_unchanged(tmp_path: Path) -> None:
 
 def test_read_says_why_it_cannot(tmp_path: Path) -> None:
     """Read a directory: ConfigError with the reason."""
-    with pytest.raises(ConfigError, match=r"\A\.env: cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match=r"\A\.env: cannot be read: Is a directory") as caught:
         dotenv.read(tmp_path, shown=".env")
+    assert caught.value.hint.startswith("ls -ld .env")

@@ -44,6 +44,15 @@ def test_up_comes_after_what_stops_it() -> None:
     assert (second.fix, second.last) == ("labctl up", True)
 
 
+def test_an_error_of_health_is_not_hidden_by_a_mount() -> None:
+    """A mount that is not writable and a bad device of one host are two problems, each with its fix."""
+    findings = [
+        warn("LAB-MOUNT-002", "wrong", "bad", "chown x", node="local"),
+        found("LAB-HEALTH-001", "local", "ticket"),
+    ]
+    assert [problem.fix for problem in causes.problems(findings)] == ["ticket", "chown x"]
+
+
 def test_errors_come_before_warnings() -> None:
     """A warning that was found first is mended after an error."""
     problems = causes.problems([warn("LAB-KEY-003", "wrong", "bad", "chmod"), found("LAB-NODE-001")])

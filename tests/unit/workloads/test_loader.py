@@ -296,7 +296,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         f"workloads/{name}/workload.yml:1: is not a regular file" for name in ("pipe", "zero")
     ]
     with pytest.raises(ConfigError, match="is not a regular file"):
-        load(directory, "other", LAUNCHERS)
+        load(directory, "pipe", LAUNCHERS)
 
 
 def test_an_alias_is_what_it_stands_for(tmp_path: Path) -> None:
@@ -320,6 +320,15 @@ def test_one_broken_file_does_not_hide_the_others(tmp_path: Path) -> None:
     assert load(directory, "hello", LAUNCHERS).name == "hello"
     with pytest.raises(ConfigError, match=r"^workloads/broken/workload\.yml:1: unknown key `a`"):
         load(directory, "broken", LAUNCHERS)
+
+
+def test_an_unknown_workload_is_not_blamed_on_the_broken_file_of_another(tmp_path: Path) -> None:
+    """Load an unknown name beside a broken file: it is unknown; the file's error only if it has the name as a key."""
+    directory = _write(tmp_path, broken="a: gone\nvariants: {here: {}}\n", hello=MINIMAL)
+    with pytest.raises(ConfigError, match=r"^no workload `gone`"):
+        load(directory, "gone", LAUNCHERS)
+    with pytest.raises(ConfigError, match=r"^workloads/broken/workload\.yml:1: unknown key `a`"):
+        load(directory, "here", LAUNCHERS)
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,6 @@ def findings(context: Context, receive: Receiver = ignore, *, node: str = "") ->
 
     ``receive`` gets the findings of each check when it has ended.
     """
-    from labctl.backends.docker.checks.hosts import unreachable
-
     settings = context.settings()
     require_named(context, settings)
     inventory = read_inventory(context.directory, settings)
@@ -145,27 +143,43 @@ def findings(context: Context, receive: Receiver = ignore, *, node: str = "") ->
     cached = all(last_dump(context.directory, target.name) for target in inventory)
     only = (host,) if host and cached else ()
     with connect(context, settings, only, seconds=ANSWERING, demand=False) as cluster:
-        targets = [target for target in cluster.inventory if target.name in cluster.failed]
-        failed = [unreachable(target, cluster.failed[target.name]) for target in targets]
-        try:
-            # Without its warnings, which are among the findings.
-            lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster)
-        except HostError as failure:
-            unexamined = not_examined(cluster, failed, failure)
-            receive(unexamined)
-            return unexamined
-        unreached = [finding for finding in failed if finding.node not in cluster.connections]
-        receive(unreached)
-        return (*unreached, *examine(check_context(context, cluster, lab, only=node), lacking, receive=receive))
+        return findings_on(context, cluster, receive, node=node)
 
 
 def of_machine(context: Context, receive: Receiver = ignore) -> tuple[Finding, ...]:
     """Run the checks of this machine that need no lab, with the settings of the environment; change nothing."""
-    settings = context.settings()
+    # Hosts are those of a lab.
+    settings = context.settings().with_value("LAB_HOSTS", "", origin="this machine")
+    checks = tuple(check for check in CHECKS if check.machine)
     with connect(context, settings, seconds=ANSWERING, demand=False) as cluster:
-        lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster, ask=False)
-        checks = tuple(check for check in CHECKS if check.machine)
-        return examine(check_context(context, cluster, lab), lacking, checks, receive=receive)
+        return findings_on(context, cluster, receive, checks=checks, ask=False)
+
+
+def findings_on(
+    context: Context,
+    cluster: Cluster,
+    receive: Receiver,
+    *,
+    node: str = "",
+    checks: Sequence[Check] = (),
+    ask: bool = True,
+) -> tuple[Finding, ...]:
+    """Run checks, all by default, on connected hosts; return findings, also of hosts or a lab that failed."""
+    from labctl.backends.docker.checks.hosts import unreachable
+
+    targets = [target for target in cluster.inventory if target.name in cluster.failed]
+    failed = [unreachable(target, cluster.failed[target.name]) for target in targets]
+    try:
+        # Without its warnings, which are among the findings.
+        lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster, ask=ask)
+    except HostError as failure:
+        unexamined = not_examined(cluster, failed, failure)
+        receive(unexamined)
+        return unexamined
+    unreached = [finding for finding in failed if finding.node not in cluster.connections]
+    receive(unreached)
+    whole = check_context(context, cluster, lab, only=node)
+    return (*unreached, *examine(whole, lacking, checks, receive=receive))
 
 
 def not_examined(cluster: Cluster, failed: Iterable[Finding], failure: HostError) -> tuple[Finding, ...]:

@@ -22,12 +22,18 @@ def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) ->
     capabilities.require_files(lab)
     leases.require_free(lab)
     rendered = render.render(lab)
-    kept = applied.file(context.directory, cluster.settings)
-    local, changed = provision.plan_local(lab, rendered, observed.on(HERE).image, kept)
+    local, changed = provision.plan_local(lab, rendered, observed.on(HERE).image)
     drifted, silent = drift.find(lab, cluster.connections, changed, cluster.failed)
     failed = {**cluster.failed, **silent}
     steps = plan.up(
-        lab, rendered, observed, local=local, stale=drifted.hosts, unusable=drifted.containers, failed=failed
+        lab,
+        rendered,
+        observed,
+        local=local,
+        stale=drifted.hosts,
+        unusable=drifted.containers,
+        failed=failed,
+        applied=applied.file(context.directory, cluster.settings),
     )
     preflight.require_no_run(context, cluster.engine, observed, steps.steps)
     return steps, failed

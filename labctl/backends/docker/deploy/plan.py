@@ -12,6 +12,7 @@ from labctl.backends.docker.deploy.steps import (
     ApplyProject,
     FetchLeftRuns,
     ForgetHost,
+    NoteSettings,
     PushFiles,
     RemoveContainers,
     RemoveFiles,
@@ -37,17 +38,21 @@ def up(
     stale: Collection[str] = (),
     unusable: Mapping[str, str] = MappingProxyType({}),
     failed: Collection[str] = (),
+    applied: File | None = None,
 ) -> Plan:
     """Plan, per host, to remove surplus or stuck containers, push files, create missing or changed; then try SSH.
 
     ``local``: steps in the lab directory. ``stale``: hosts whose files are out of date. ``unusable``: containers whose
-    mounts are broken, with the reason. Hosts that have ``failed`` are skipped.
+    mounts are broken, with the reason. Hosts that have ``failed`` are skipped. ``applied``: settings that changed
+    containers are made from.
     """
     steps: list[Step] = [*local]
     for host in lab.hosts:
         if host.name in failed:
             continue
         steps += up_on(lab, host, files, observed.on(host.name), unusable, push=host.name in stale)
+    if applied and not failed and any(isinstance(step, ApplyProject) for step in steps):
+        steps.append(NoteSettings(files=(applied,), cause="containers changed"))
     workers = tuple(node.name for node in lab.nodes)
     steps.append(WaitForSsh(nodes=workers, seconds=60, cause="wait for SSH"))
     return Plan(tuple(steps))

@@ -35,15 +35,10 @@ MAKING = 30
 MAKE = Path(__file__).with_name("provision.sh").read_text(encoding="utf-8")
 
 
-def plan_local(
-    lab: Lab, rendered: tuple[File, ...], image_id: str | None, *kept: File
-) -> tuple[tuple[Step, ...], tuple[File, ...]]:
-    """Plan changes in the lab directory: removals, folders, keys, files; return also rendered files that change.
-
-    ``kept`` are further files, for labctl alone.
-    """
+def plan_local(lab: Lab, rendered: tuple[File, ...], image_id: str | None) -> tuple[tuple[Step, ...], tuple[File, ...]]:
+    """Plan changes in the lab directory: removals, folders, keys, files; return also rendered files that change."""
     changed = outdated(lab.directory, rendered)
-    private = (*secrets(lab), *cache_markers(lab, image_id), *kept)
+    private = (*secrets(lab), *cache_markers(lab, image_id))
     written = (*changed, *(file for file in private if not is_current(lab.directory / file.path, file)))
     here = f"{lab.directory}/"
     folders = tuple(source.removeprefix(here) for source in own_mounts(lab) if not Path(source).is_dir())

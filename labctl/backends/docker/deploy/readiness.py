@@ -105,9 +105,8 @@ def named(lacking: list[tuple[str, str]], changed: tuple[str, ...]) -> list[tupl
     return [(name, reason if changed and why == plan.CHANGED else why) for name, why in lacking]
 
 
-def out_of_date(cluster: Cluster, lab: Lab, changed: tuple[str, ...]) -> str:
+def out_of_date(lab: Lab, observed: ObservedState, changed: tuple[str, ...]) -> str:
     """Return the reason of the first container that was made from other settings; empty if there is none."""
-    observed = cluster.engine.observe(lab.name, cluster.image)
     reasons = (why for _, why in named(not_up(lab, lab.containers, observed), changed))
     return next((why for why in reasons if " changed" in why), "")
 

@@ -159,6 +159,13 @@ class WriteFiles(Step, frozen=True, kw_only=True):
         files.write_all(deployment.context.directory, self.files)
 
 
+class NoteSettings(WriteFiles, frozen=True):
+    """Write the settings that the containers of all hosts are made from."""
+
+    def without(self, deployment: Deployment, lost: Failures) -> None:
+        """Return None: containers of lost hosts are made from other settings."""
+
+
 class PushFiles(HostStep, frozen=True, kw_only=True):
     """Make a host's folders, and push the files of its nodes and workloads; only ``folders`` if files are current."""
 

@@ -52,11 +52,11 @@ def reachable(cluster: Cluster, observed: ObservedState) -> frozenset[str]:
     return frozenset(node for node in early.nodes if early.passed((node,))) if early else frozenset()
 
 
-def expected_nodes(cluster: Cluster, found: Collection[str]) -> dict[str, str]:
-    """Return the containers that the lab is to have, with their hosts; ``found`` are those that it has."""
+def expected_nodes(cluster: Cluster, existing: Collection[str]) -> dict[str, str]:
+    """Return the containers that the lab is to have, with their hosts; ``existing`` are those that it has."""
     placement = cluster.placement
     is_decided = cluster.network == "host" or cluster.settings.number("LAB_NODES")
-    if is_decided or set(found) == set(placement):
+    if is_decided or set(existing) == set(placement):
         return placement
     # The number depends on the host's devices, which are read only now.
     try:

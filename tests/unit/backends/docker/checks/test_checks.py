@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import json
 import os
@@ -37,6 +38,7 @@ from labctl.cli.output import to_json
 from labctl.config import settings
 from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
+from labctl.doctor import causes
 from labctl.errors import ConfigError, HostError
 from labctl.model import Device, DeviceMapping, Lab, Mount
 from labctl.system import filelock, load
@@ -533,9 +535,9 @@ def test_a_proxy_that_does_not_answer_is_told_of_without_its_password(examined: 
         examination = examined(env=f"HTTP_PROXY=http://me:secret@127.0.0.1:{server.getsockname()[1]}\n")
         assert wrong(host.proxies_answer(examination)) == []
     (finding,) = host.proxies_answer(examination)
-    assert (finding.code, "secret" in finding.summary) == ("LAB-PROXY-003", False)
-    typed(examination, finding)
-    assert "PROXY" not in (examination.lab.directory / ".env").read_text()
+    assert (finding.code, "secret" in f"{finding.summary} {finding.fix}") == ("LAB-PROXY-003", False)
+    # The proxy may be the only way out: the fix only asks it.
+    assert finding.fix.startswith("curl -sSI --proxy http://127.0.0.1:")
 
 
 # --- names and ports ---------------------------------------------------------------------------------------------
@@ -1381,6 +1383,8 @@ def test_a_machine_is_examined_without_a_lab_and_nothing_is_written(
     context = Context(directory=tmp_path, environ={"HOME": str(tmp_path)}, emit=lambda _: None, flags={})
     assert [finding.code for finding in run.of_machine(context)] == ["LAB-HOST-001"]
     assert list(tmp_path.iterdir()) == []
+    hosts = replace(context, environ={"HOME": str(tmp_path), "LAB_HOSTS": "hosts.txt"})
+    assert [finding.code for finding in run.of_machine(hosts)] == ["LAB-HOST-001"]
     of_lab = {"files.lab_name", "nodes.states", "engine.image", "conflicts.names", "nodes.ssh"}
     assert not of_lab & {check.function for check in CHECKS if check.machine}
 
@@ -1400,6 +1404,21 @@ def test_the_list_of_codes_is_that_of_the_checks() -> None:
         r"^\| `(LAB-[A-Z0-9]+-\d{3})` \|", (ROOT / "docs/doctor.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert sorted(used) == sorted(listed)
+
+
+def test_errors_that_stop_up_are_mended_before_it() -> None:
+    """The codes that stop `up`, by the table of docs/doctor.md and the checks' sources, are causes.BLOCKING."""
+    text = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(LAB-[A-Z0-9]+-\d{3})` \|.*\|(.*)\|$", text, re.MULTILINE)
+    listed = {code for code, level in rows if re.search("stops (an )?`up`|error, also in `up`", level)}
+    sources = set()
+    for check in CHECKS:
+        if check.stops.endswith("up"):
+            module, name = check.function.split(".")
+            source = inspect.getsource(getattr(import_module(f"labctl.backends.docker.checks.{module}"), name))
+            sources |= set(re.findall(r'error\("(LAB-[A-Z0-9]+-\d{3})"', source))
+    assert sources
+    assert listed | sources <= set(causes.BLOCKING)
 
 
 def test_a_finding_is_what_scripts_rely_on() -> None:
