@@ -10,12 +10,15 @@ from typing import Any, TextIO
 from labctl.cli.output import PLAIN, USUAL_WIDTH, figure, printable, width_of, write
 from labctl.errors import OutputClosed, OutputFailed
 from labctl.model import Progress
+from labctl.system import human
 from labctl.system.progress import waiting
 
 # Resets the color first: a program may have left one set.
 ERASE = f"\r{PLAIN}\033[K"
 PACE = 0.2
 """Seconds between updates."""
+DAY = 24 * 3600
+"""Time limit of a program that has none of its own, in seconds: nobody asked for it."""
 LINE_PACE = 30.0
 """Seconds between lines about progress where no line can be redrawn."""
 LONGEST, SHORTEST = 30, 8
@@ -87,13 +90,13 @@ def noting(
 
 
 def progress_line(progress: Progress, age: float, limit: float) -> str:
-    """Render a run's progress for a file: step, all metrics, and time left, or ``age`` of ``limit``."""
+    """Render a run's progress for a file: step, all metrics, and time left, or ``age`` and ``limit``."""
     step, time = step_text(progress) or "running", time_text(progress, age, limit)
     return "  ".join((step, *metric_texts(progress.metrics), time))
 
 
 def progress_text(progress: Progress, age: float, limit: float, width: int) -> str:
-    """Render a run's step, metrics that fit, and time left, or ``age`` of ``limit``, in ``width`` columns."""
+    """Render a run's step, metrics that fit, and time left, or ``age`` and ``limit``, in ``width`` columns."""
     parts = [step_text(progress) or "running", time_text(progress, age, limit)]
     for text in metric_texts(progress.metrics):
         if len("  ".join((*parts, text))) <= width:
@@ -102,10 +105,10 @@ def progress_text(progress: Progress, age: float, limit: float, width: int) -> s
 
 
 def time_text(progress: Progress, age: float, limit: float) -> str:
-    """Render the time that a run has left, or if it is unknown its ``age`` of its ``limit``."""
+    """Render the time that a run has left, or if it is unknown its ``age``, with its ``limit`` below a day."""
     if progress.seconds_left is not None:
         return f"{clock(progress.seconds_left)} left"
-    return f"{clock(age)} of {clock(limit)}"
+    return clock(age) + (f" (limit {human.duration(limit)})" if limit < DAY else "")
 
 
 def with_bar(progress: Progress, parts: list[str], width: int) -> str:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
+from labctl.errors import nearest
 from labctl.model import COMPLETED, Project, Result
 
+NONE: Mapping[str, str] = MappingProxyType({})
 PACKAGES = {
     "PIL": "pillow",
     "bs4": "beautifulsoup4",
@@ -79,22 +83,32 @@ STEPS = (
 """Pattern of a result's message, and advice; ``{0}`` is the first group."""
 
 
-def next_step(result: Result, project: Project | None = None) -> str:
-    """Return what to try after a run of a project ended this way; empty if there is no advice."""
+def next_step(result: Result, project: Project | None = None, settings: Mapping[str, str] = NONE) -> str:
+    """Return what to try after a run of a project with these settings ended this way; empty if there is no advice."""
     if result.outcome == COMPLETED:
         return "add a criterion for a verdict, such as --expect 'loss<2.5'"
     if result.cause == "node-lost":
         on = f"`labctl run --resume {result.run_id}` goes on from its last checkpoint, if it saved any"
         return f"`labctl up` starts the node again; then {on}"
+    if result.cause == "no-metric" and (near := _near_metric(result)):
+        return f"did you mean the metric `{near}`?"
     if result.hang and result.cause in ("timeout", "stalled"):
         return "stacks/ in its files has the stack, last collectives and connections of each process"
     if result.cause == "timeout":
         return "if it needs more time: --timeout, such as --timeout 2h"
-    by_message = (_missing_device, _missing_module, _missing_path, _step)
-    advice = _left_out(result.message, project) or next(filter(None, (of(result.message) for of in by_message)), "")
+    of_settings = (_missing_module, _missing_path)
+    advice = _left_out(result.message, project) or _missing_device(result.message)
+    advice = advice or next(filter(None, (of(result.message, settings) for of in of_settings)), "")
+    advice = advice or _step(result.message)
     if not advice and result.cause == "disk-full":
         return "`labctl runs prune --keep N` removes old runs"
     return advice or _output_of_rank(result)
+
+
+def _near_metric(result: Result) -> str:
+    """Return the metric of the output that is named most like the one that was not found; empty if none is."""
+    absent = re.match(r"Metric `([^`]+)` not found", result.message)
+    return nearest(absent[1], result.metrics) if absent else ""
 
 
 def _output_of_rank(result: Result) -> str:
@@ -147,30 +161,47 @@ def _other_place(name: str, project: Project) -> str:
     return f"ranks start in {start}: name it {os.path.relpath(project.root / inside, start)}"
 
 
-def _missing_module(message: str) -> str:
-    """Return advice if the message misses a Python module: LAB_PACKAGES, or mounts; else empty."""
+def _missing_module(message: str, settings: Mapping[str, str]) -> str:
+    """Return advice if the message misses a Python module: where to add its package, or mounts; else empty."""
     match = re.search(NO_MODULE, message)
     if not match:
         return ""
     module = match[1]
     if module in ("torchvision", "torchaudio"):
         return f"LAB_PACKAGES={module} in .env, then `labctl up`: its build for the image's torch, by the index of that"
-    add = f"add {PACKAGES.get(module, f'the package of `{module}`')} to LAB_PACKAGES"
+    package = PACKAGES.get(module, f"the package of `{module}`")
+    file = settings.get("LAB_REQUIREMENTS", "")
+    add = f"add {package} to {f'{file} (LAB_REQUIREMENTS)' if file else 'LAB_PACKAGES in .env'}, then `labctl up`"
     return (
-        f"check the name if `{module}` is a file of yours; if it lies elsewhere in your clone: LAB_MOUNTS and "
-        f"LAB_ENV_PYTHONPATH, docs/bring-your-own.md; else {add} in .env, then `labctl up`"
+        f"{add}; if `{module}` is code of yours: check its name, or, if it lies in another folder of your clone, add "
+        f"that folder to LAB_ENV_PYTHONPATH in .env as ranks see it, mounted by LAB_MOUNTS"
     )
 
 
-def _missing_path(message: str) -> str:
-    """Return advice if the message says a path is missing: mount it by LAB_MOUNTS; else empty."""
+def _missing_path(message: str, settings: Mapping[str, str]) -> str:
+    """Return advice if the message says a path is missing: its place in a mount, or LAB_MOUNTS with it; else empty."""
     match = re.search(NOT_FOUND, message)
     if not match:
         return ""
-    path = Path(match[1])
+    path, mounted = Path(match[1]), settings.get("LAB_MOUNTS", "")
+    if place := _place(path, mounted):
+        return place
     mount = mountable(path)
+    value = shlex.quote(f"{mounted} {mount}:{mount}:ro".lstrip())
     absent = "" if path.exists() else f" (this machine has no {path} either)"
-    return f"ranks see what is mounted: LAB_MOUNTS={mount}:{mount}:ro in .env, then `labctl up`{absent}"
+    return f"ranks see what is mounted: LAB_MOUNTS={value} in .env, then `labctl up`{absent}"
+
+
+def _place(path: Path, mounted: str) -> str:
+    """Return how to name a path that LAB_MOUNTS mounts, or that it is not in its mount; empty if it is in none."""
+    from labctl.system.mounts import mounted_at
+
+    mounts = [tuple(word.split(":")[:2]) for word in mounted.split()]
+    for source, target in mounts:
+        if path.is_relative_to(target):
+            return f"{target} is {source} of this machine, which has no {path.relative_to(target)}"
+    inside = mounted_at(path.resolve(), [(source, target) for source, target in mounts])
+    return f"ranks see {path} at {inside}, where LAB_MOUNTS mounts it: name it so" if inside else ""
 
 
 def _step(message: str) -> str:

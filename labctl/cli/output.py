@@ -61,13 +61,13 @@ class Output:
     def event(self, event: Event) -> None:
         """Print an event to stderr, except run output if ``quiet``, and ``waiting`` if ``as_json``.
 
-        A step is cut to the width of a terminal.
+        A step is cut to the width of a terminal, and if ``quiet`` to a line.
         """
         if event.kind == "line" and self.quiet:
             return
         if event.kind == "line":
             self.tell(program_text(event.text, sys.stderr, mark=color("  | ", DIM)))
-        elif event.kind == "step" and sys.stderr.isatty():
+        elif event.kind == "step" and (self.quiet or sys.stderr.isatty()):
             self.tell(human.shortened(printable(event.text, kept=""), width_of(sys.stderr) or USUAL_WIDTH))
         elif event.kind == "warning":
             self.tell(f"{color('warning:', YELLOW)} {printable(event.text)}")

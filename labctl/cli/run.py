@@ -35,7 +35,7 @@ from labctl.cli.common import (
 )
 from labctl.cli.next_step import next_step
 from labctl.cli.output import figure, fitted, printable, table, width_of, write
-from labctl.errors import ConfigError, Interrupted
+from labctl.errors import ConfigError, HostError, Interrupted
 from labctl.model import COMPLETED, Project, Result
 from labctl.system import human
 
@@ -275,6 +275,9 @@ def stop_command(
         named = flows.named_run(lab, run)
         if named.state != "done":
             output.begin(stopping_text(named, grace))
+        elif run == "latest":
+            ended = f"no run is under way (the latest, {named.run_id}, has ended: {named.verdict})"
+            raise HostError(ended, hint=f"labctl show {named.run_id}")
         answer = flows.stop(lab, named.run_id, grace)
         output.answer(answer, run_text(answer, lab.directory))
 
@@ -523,7 +526,8 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
 
     rows = [("run", run.run_id)]
     if isinstance(run, Result):
-        rows += result_rows(run, store.workload(lab / "runs" / run.run_id).project)
+        record = lab / "runs" / run.run_id
+        rows += result_rows(run, store.workload(record).project, store.settings(record))
     else:
         rows.append(("state", f"{run.state}, {run.step}" if run.step else run.state))
     files = lab / "runs" / run.run_id
@@ -534,7 +538,7 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
     return "\n".join(f"{name:<{width}} {text}" for name, text in rows)
 
 
-def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]]:
+def result_rows(result: Result, project: Project | None, settings: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return name and text of notes, metrics, retries, ranks, hang, verdict and next step of a result."""
     from labctl.records import straggler
 
@@ -564,7 +568,7 @@ def result_rows(result: Result, project: Project | None) -> list[tuple[str, str]
     # The verdict of missed criteria says all that the outlook would.
     if result.retry and result.cause not in ("interrupted", "criteria"):
         rows.append(("retry", result.outlook))
-    if step := next_step(result, project):
+    if step := next_step(result, project, settings):
         rows.append(("next", step))
     return rows
 

@@ -17,7 +17,6 @@ from labctl.model import Lab, Resume, Workload
 from labctl.records import store
 from labctl.system.decode import decode
 
-
 SAVED = re.compile(r"\.(?:pt|pth|ckpt)$|^checkpoint[^.]*$", re.IGNORECASE)
 """Names of files that look like checkpoints."""
 
@@ -97,7 +96,7 @@ def _other_pattern(lab: Lab, workload: Workload, run_id: str) -> str:
 
 
 def _newest(top: Path) -> PurePosixPath | None:
-    """Return the path in a run's directory of the newest file that looks like a checkpoint by its name; None if none."""
+    """Return the newest file that looks like a checkpoint, by its path in a run's directory; None if none."""
     found = [path for path in top.rglob("*") if SAVED.search(path.name) and path.is_file()]
     newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
     return PurePosixPath(newest.relative_to(top)) if newest else None

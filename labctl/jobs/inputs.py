@@ -118,7 +118,7 @@ def _resolve(lab: Lab, workload: str, option: str, value: str, kind: str) -> str
         mount = shlex.quote(f"{path}:/data")
         raise ConfigError(
             f"{workload}: {option} {shlex.quote(value)}: {path} is not mounted in the containers",
-            hint=f"move it below {cache_of(lab)} (HOST_CACHE_PATH), or set LAB_MOUNTS={mount} in .env",
+            hint=f"move it below {cache_of(lab)} (HOST_CACHE_PATH), or add {mount} to LAB_MOUNTS in .env",
         )
     return inside
 
@@ -182,13 +182,14 @@ def require_mounted(lab: Lab, workload: Workload) -> None:
         folder = shlex.quote(f"{project.root}:{project.root}:ro")
         raise ConfigError(
             f"{workload.declared}: project {project.root} is not in a folder that the lab mounts",
-            hint=f"LAB_MOUNTS={folder} in .env",
+            hint=f"add {folder} to LAB_MOUNTS in .env",
         )
     if path.is_absolute() and path.is_file() and in_container(lab, path) is None:
         folder = shlex.quote(f"{path.parent}:{path.parent}:ro")
         raise ConfigError(
             f"{workload.declared}: script {path} is not in a folder that the lab mounts",
-            hint=f"LAB_MOUNTS={folder} in .env, or: labctl run {workload.name} --script {shlex.quote(str(path))}",
+            hint=f"add {folder} to LAB_MOUNTS in .env, or: "
+            f"labctl run {workload.name} --script {shlex.quote(str(path))}",
         )
 
 

@@ -553,6 +553,12 @@ def workload(path: Path) -> DeclaredWorkload:
     return (decode(path / "job.json", _JobRecord) or _JobRecord()).job.workload
 
 
+def settings(path: Path) -> dict[str, str]:
+    """Return the values of a run's recorded settings, as they are shown; none if they are not recorded."""
+    rows = decode(path / "settings.json", list[dict[str, str]]) or []
+    return {row["key"]: row["value"] for row in rows}
+
+
 def age(path: Path) -> float:
     """Return the seconds since a run's record was made; 0 if its mark is missing."""
     for mark in (MARK, FORMER_MARK):

@@ -41,17 +41,22 @@ def test_a_narrow_terminal_shows_less_in_one_line(width: int, expected: str) -> 
 @pytest.mark.parametrize(
     ("progress", "expected"),
     [
-        (Progress(), "running  1:05 of 2:00:00"),
-        (Progress(step=7), "step 7  1:05 of 2:00:00"),
-        (Progress(step=7, steps=9), f"step 7/9  {'━' * 23}{'─' * 7}  1:05 of 2:00:00"),
-        (Progress(counts="epoch", step=2), "epoch 2  1:05 of 2:00:00"),
-        (Progress(metrics={"loss": {"value": None, "unit": "", "note": "nan"}}), "running  loss nan  1:05 of 2:00:00"),
+        (Progress(), "running  1:05 (limit 2 h)"),
+        (Progress(step=7), "step 7  1:05 (limit 2 h)"),
+        (Progress(step=7, steps=9), f"step 7/9  {'━' * 23}{'─' * 7}  1:05 (limit 2 h)"),
+        (Progress(counts="epoch", step=2), "epoch 2  1:05 (limit 2 h)"),
+        (Progress(metrics={"loss": {"value": None, "unit": "", "note": "nan"}}), "running  loss nan  1:05 (limit 2 h)"),
         (Progress(step=9, steps=8, seconds_left=0.0), f"step 9/8  {'━' * 30}  0:00 left"),
     ],
 )
 def test_what_a_run_does_not_say_is_not_shown(progress: Progress, expected: str) -> None:
     """Format a progress without steps, metrics or estimate: what is missing is left out, the elapsed time shown."""
     assert progress_text(progress, 65, 7200, 80) == expected
+
+
+def test_a_limit_that_nobody_asked_for_is_not_shown() -> None:
+    """Format a progress with the limit of a program, a day: the elapsed time alone."""
+    assert progress_text(Progress(step=7), 65, 24 * 3600, 80) == "step 7  1:05"
 
 
 def test_a_name_from_a_workload_moves_no_cursor() -> None:
@@ -156,12 +161,13 @@ def test_without_a_terminal_quiet_has_a_line_now_and_then_and_the_last() -> None
         assert told.wait(5)
         steps.append(Progress(step=2, steps=2, metrics=METRICS, seconds_left=0.0))
     last = "step 2/2  loss 3.142  throughput 1,234 samples/s  accuracy 0.5  0:00 left"
-    assert lines[0] == "step 1/2  1:05 of 10:00"
+    assert lines[0] == "step 1/2  1:05 (limit 10 min)"
     assert lines[-1] == last
 
 
 @pytest.mark.parametrize(
-    ("steps", "expected"), [([Progress(step=1), Progress(step=2)], ["step 2  0:05 of 1:00"]), ([Progress()] * 2, [])]
+    ("steps", "expected"),
+    [([Progress(step=1), Progress(step=2)], ["step 2  0:05 (limit 60 s)"]), ([Progress()] * 2, [])],
 )
 def test_a_short_run_has_one_line_and_one_without_steps_none(steps: list[Progress], expected: list[str]) -> None:
     """Tell progress of a run that ends before the first line is due: the last step alone, if there is one."""

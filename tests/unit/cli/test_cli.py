@@ -174,7 +174,7 @@ USAGE = {
     "option of the script that is like one of labctl": (
         "run -m train --metrc=2 --quiet -- --lr 1",
         "`labctl run` has no option `--metrc`",
-        "arguments of the script follow `--`: labctl run -m train --quiet -- --metrc=2 --lr 1; or did you mean `--metric`?",
+        "arguments of the script follow `--`: labctl run -m train --quiet -- --metrc=2 --lr 1; or did you mean `--metr",
     ),
     "option of a workload": (
         "run hello --steps 5",
@@ -1193,11 +1193,13 @@ def test_no_stop_is_announced_of_a_run_that_has_ended(labctl: Labctl, monkeypatc
         """End the command as for a run that has ended."""
         raise HostError("run r1 has ended: PASS")
 
-    monkeypatch.setattr(flows, "named_run", lambda *_: RunSummary(run_id="r1", state="done"))
+    monkeypatch.setattr(flows, "named_run", lambda *_: RunSummary(run_id="r1", state="done", verdict="PASS"))
     monkeypatch.setattr(flows, "stop", stop)
     monkeypatch.setattr(Output, "begin", lambda _, line: events.append(line))
-    assert labctl("stop").code == HostError.exit_code
-    assert events == []
+    answer = labctl("stop")
+    assert (answer.code, events) == (HostError.exit_code, [])
+    assert "error: no run is under way (the latest, r1, has ended: PASS)" in answer.err
+    assert "error: run r1 has ended: PASS" in labctl("stop", "r1").err
 
 
 def test_a_named_run_has_the_nodes_that_it_was_started_on(labctl: Labctl) -> None:

@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from labctl.backends.docker.lab.devices import ResolvedSetting
+from labctl.cli.next_step import next_step
 from labctl.cli.output import Output, fitted, say, say_printed, table, to_json, width_of, write
 from labctl.cli.run import run_text
 from labctl.errors import HostError, OutputClosed, OutputFailed, unwritten
@@ -53,6 +54,15 @@ def test_the_answer_is_on_stdout_and_words_are_on_stderr(capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert captured.out == "lab demo: up\n"
     assert captured.err == "[1/2] write\nstep 1 loss 2\nwarning: old image\n"
+
+
+def test_a_quiet_command_cuts_its_steps_to_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Emit a long step to no terminal: whole, and cut to 80 columns if quiet."""
+    step = Event(kind="step", text=f"[1/2] write {'x' * 400}")
+    for quiet in (False, True):
+        Output(quiet=quiet).event(step)
+    whole, cut = capsys.readouterr().err.splitlines()
+    assert (len(whole), len(cut)) == (412, 80)
 
 
 def test_as_json_the_answer_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +268,7 @@ def test_a_crash_without_advice_says_where_the_rest_of_the_output_is() -> None:
     [
         (
             "rank 1 on worker-1 exited with code 1: ModuleNotFoundError: No module named 'boto3.x'",
-            "else add the package of `boto3` to",
+            "next       add the package of `boto3` to LAB_PACKAGES in .env",
         ),
         (
             "rank 0 on worker-0 exited with code 1: OSError: [Errno 30] Read-only file system: '/workspace/x'",
@@ -338,6 +348,35 @@ def test_data_that_is_nowhere_on_this_machine_is_said_to_be_so(tmp_path: Path) -
     folder = tmp_path / "data"
     assert all(f"LAB_MOUNTS={folder}:{folder}:ro in .env" in line for line in lines)
     assert [f"(this machine has no {gone} either)" in line for line in lines] == [False, True]
+
+
+def test_advice_on_a_missing_path_or_module_knows_what_the_lab_mounts_and_installs(tmp_path: Path) -> None:
+    """Advise on paths with a mount in LAB_MOUNTS, and on a module with LAB_REQUIREMENTS."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.npy").touch()
+    settings = {"LAB_MOUNTS": f"{tmp_path}/data:/data:ro", "LAB_REQUIREMENTS": "mine/requirements.txt"}
+
+    def advice(error: str) -> str:
+        """Return the next step after this error."""
+        return next_step(replace(RESULT, verdict="ERROR", cause="rank-crashed", message=error), None, settings)
+
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
+    of_mounted = f"ranks see {tmp_path}/data/a.npy at /data/a.npy, where LAB_MOUNTS mounts it: name it so"
+    assert advice(missing.format(tmp_path / "data/a.npy")) == of_mounted
+    assert advice(missing.format("/data/b.npy")) == f"/data is {tmp_path}/data of this machine, which has no b.npy"
+    other = advice(missing.format(tmp_path / "b.npy"))
+    assert f"LAB_MOUNTS='{tmp_path}/data:/data:ro {tmp_path}:{tmp_path}:ro' in .env, then `labctl up`" in other
+    module = advice("ModuleNotFoundError: No module named 'sklearn'")
+    assert module.startswith("add scikit-learn to mine/requirements.txt (LAB_REQUIREMENTS), then `labctl up`; ")
+
+
+def test_a_criterion_on_a_metric_misspelt_names_that_of_the_output() -> None:
+    """Advise after --expect 'los<1' of an output with loss: the metric loss."""
+    message = "Metric `los` not found in the output, as `los: 1.2`, `los=1.2` or alike; what was found: loss."
+    found = {"loss": {"value": 0.5, "unit": ""}}
+    missed = replace(RESULT, verdict="ERROR", cause="no-metric", message=message, metrics=found)
+    assert next_step(missed) == "did you mean the metric `loss`?"
+    assert next_step(replace(missed, metrics={})) == ""
 
 
 def test_a_file_of_the_project_that_git_ignores_is_said_not_to_be_in_the_run(tmp_path: Path) -> None:
