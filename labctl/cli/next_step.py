@@ -90,25 +90,28 @@ def next_step(result: Result, project: Project | None = None, settings: Mapping[
     if result.cause == "node-lost":
         on = f"`labctl run --resume {result.run_id}` goes on from its last checkpoint, if it saved any"
         return f"`labctl up` starts the node again; then {on}"
-    if result.cause == "no-metric" and (near := _near_metric(result)):
-        return f"did you mean the metric `{near}`?"
     if result.hang and result.cause in ("timeout", "stalled"):
         return "stacks/ in its files has the stack, last collectives and connections of each process"
     if result.cause == "timeout":
         return "if it needs more time: --timeout, such as --timeout 2h"
-    of_settings = (_missing_module, _missing_path)
-    advice = _left_out(result.message, project) or _missing_device(result.message)
-    advice = advice or next(filter(None, (of(result.message, settings) for of in of_settings)), "")
-    advice = advice or _step(result.message)
+    advice = _near_metric(result) or _by_message(result.message, project, settings)
     if not advice and result.cause == "disk-full":
         return "`labctl runs prune --keep N` removes old runs"
     return advice or _output_of_rank(result)
 
 
+def _by_message(message: str, project: Project | None, settings: Mapping[str, str]) -> str:
+    """Return advice on a failure by its message; empty if there is none."""
+    if advice := _left_out(message, project) or _missing_device(message):
+        return advice
+    return _missing_module(message, settings) or _missing_path(message, settings) or _step(message)
+
+
 def _near_metric(result: Result) -> str:
-    """Return the metric of the output that is named most like the one that was not found; empty if none is."""
+    """Return a question for the metric of the output that is named most like the one not found; empty if none is."""
     absent = re.match(r"Metric `([^`]+)` not found", result.message)
-    return nearest(absent[1], result.metrics) if absent else ""
+    near = nearest(absent[1], result.metrics) if absent else ""
+    return f"did you mean the metric `{near}`?" if near else ""
 
 
 def _output_of_rank(result: Result) -> str:

@@ -181,13 +181,13 @@ def require_mounted(lab: Lab, workload: Workload) -> None:
     if project and not project.root.is_relative_to(own) and in_container(lab, project.root) is None:
         folder = shlex.quote(f"{project.root}:{project.root}:ro")
         raise ConfigError(
-            f"{workload.declared}: project {project.root} is not in a folder that the lab mounts",
+            f"{workload.declared.partition(':')[0]}: `project` {project.root} is not in a folder that the lab mounts",
             hint=f"add {folder} to LAB_MOUNTS in .env",
         )
     if path.is_absolute() and path.is_file() and in_container(lab, path) is None:
         folder = shlex.quote(f"{path.parent}:{path.parent}:ro")
         raise ConfigError(
-            f"{workload.declared}: script {path} is not in a folder that the lab mounts",
+            f"{workload.declared.partition(':')[0]}: `script` {path} is not in a folder that the lab mounts",
             hint=f"add {folder} to LAB_MOUNTS in .env, or: "
             f"labctl run {workload.name} --script {shlex.quote(str(path))}",
         )
@@ -200,7 +200,7 @@ def require_script(lab: Lab, workload: Workload) -> None:
         raise ConfigError(f"{workload.name}: {path} is a directory", hint="name the script in it")
     if not path.is_file():
         near = nearest(path.name, [sibling.name for sibling in path.parent.glob("*") if sibling.is_file()])
-        raise ConfigError(f"{workload.name}: script not found: {path}", hint=f"did you mean `{near}`?" if near else "")
+        raise ConfigError(f"script not found: {path}", hint=f"did you mean `{near}`?" if near else "")
     if path.suffix != ".py" and not os.access(path, os.X_OK):
         hint = f"chmod +x {shlex.quote(str(path))}, or use the suffix .py for Python"
         raise ConfigError(f"{workload.name}: {path} is neither Python nor executable", hint=hint)

@@ -168,7 +168,8 @@ def with_metrics(workload: Workload, options: RunOptions, *, is_program: bool) -
     ConfigError for a criterion on another metric, unless it is a program, which no file describes.
     """
     metrics = {metric.name: metric for metric in (*workload.metrics, *options.metrics)}
-    criteria = [criterion if criterion.metric in metrics else _on_found(criterion) for criterion in options.expect]
+    asked = (*workload.criteria, *options.expect)
+    criteria = tuple(criterion if criterion.metric in metrics else _on_found(criterion) for criterion in asked)
     undeclared = [criterion.metric for criterion in criteria if criterion.metric not in metrics]
     if not is_program:
         _require_known(workload.name, metrics, undeclared)
@@ -176,7 +177,7 @@ def with_metrics(workload: Workload, options: RunOptions, *, is_program: bool) -
     return replace(
         workload,
         metrics=tuple(metrics.values()),
-        criteria=(*workload.criteria, *criteria),
+        criteria=criteria,
         known_metrics=how if workload.metrics else "all",
     )
 
@@ -193,7 +194,7 @@ def _require_known(workload: str, declared: Iterable[str], names: Iterable[str])
             has = ", ".join(sorted(declared))
             hint = f"declare it in its workload.yml, or by `labctl run --metric '{name}=REGEX'`"
             hint = f"it has {has}; {hint}" if has else hint
-            raise ConfigError(f"--expect: {workload} has no metric `{name}`", hint=hint)
+            raise ConfigError(f"{workload} has no metric `{name}`", hint=hint)
 
 
 def _launcher(name: str, workload: Workload, options: RunOptions) -> str:

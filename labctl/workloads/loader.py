@@ -180,8 +180,11 @@ def _merged(common: dict[str, Any], variant: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolve(criteria: Iterable[tuple[Value, Criterion]], metrics: dict[str, Metric]) -> tuple[Criterion, ...]:
-    """Return the criteria; ConfigError for an unknown metric, or ``decrease`` on one that is not first-last."""
-    for at, criterion in criteria:
+    """Return the criteria; ConfigError for an unknown metric, or ``decrease`` on one that is not first-last.
+
+    Without ``metrics`` they are on those that programs print in known ways.
+    """
+    for at, criterion in criteria if metrics else ():
         metric = metrics.get(criterion.metric)
         if metric is None:
             raise at.error(f"no metric `{criterion.metric}`", hint=did_you_mean(criterion.metric, metrics))

@@ -137,7 +137,8 @@ def _file(value: Value, folder: Path) -> str:
         raise value.error(f"script `{text}` is outside the folder of its workload")
     if not path.is_file():
         raise value.error(
-            f"script `{text}` is not in {folder}", hint="put it there, or write the absolute path of a script elsewhere"
+            f"script `{text}` is not in {folder}",
+            hint="put it there, or write the absolute path of a script elsewhere, also of one in `project`",
         )
     return text
 

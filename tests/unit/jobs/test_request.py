@@ -274,6 +274,14 @@ def test_a_workload_has_only_metrics_that_it_declares_or_programs_print_in_known
         expecting_all(workload(), "bleu")
 
 
+def test_a_workload_without_metrics_may_have_criteria_on_those_that_programs_print_in_known_ways() -> None:
+    """Declare criteria without metrics: known ones by the names of the output; another is refused."""
+    known = workload(criteria=(Criterion(metric="Valid.Loss", max=1),))
+    assert [criterion.metric for criterion in expecting_all(known).criteria] == ["val_loss"]
+    with pytest.raises(ConfigError, match="hello has no metric `bleu`"):
+        expecting_all(workload(criteria=(Criterion(metric="bleu", max=1),)))
+
+
 def test_a_metric_of_the_command_line_is_added_or_replaces_the_one_of_its_name() -> None:
     """Give --metric: it replaces the declared one of its name, others are added."""
     bleu, speed = Metric(name="bleu", pattern="b (.*)"), Metric(name="speed", pattern="s (.*)")

@@ -195,7 +195,7 @@ def test_what_is_wrong_is_told_with_its_line(
         ("criteria: [{metric: loss, min: nan}]", 5, "`min` must be a number, not `nan`"),
         ("criteria: [{metric: loss, min: '1'}]", 5, "`min` must be a number"),
         ("rehearse: {memory: {}}", 5, "unknown key `memory`"),
-        ("rehearse: {criteria: [{metric: loss, min: 1}]}", 5, "no metric `loss`"),
+        ("metrics: {m: {pattern: (x)}}\nrehearse: {criteria: [{metric: loss, min: 1}]}", 6, "no metric `loss`"),
         ("resume: {argument: --resume}", 5, "`resume` has no `checkpoint`"),
         ("resume: {argument: resume, checkpoint: a}", 5, "`resume` is not a valid script option"),
         ("resume: {argument: --a b, checkpoint: a}", 5, "`--a b` is not a valid script option"),
