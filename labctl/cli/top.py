@@ -54,7 +54,10 @@ def top_command(
                 with Screen() as screen:
                     view = flows.top(lab, run, screen.show)
         except KeyboardInterrupt:
-            output.error(Interrupted("no longer watched: the run goes on", hint="`labctl stop` ends it"))
+            if json:
+                raise
+            # Who leaves has done nothing wrong.
+            output.note("no longer watched: the run goes on; `labctl stop` ends it")
             sys.exit(Interrupted.exit_code)
         then = f"\nnext: labctl show {view.run_id}" if view.state == "ended" else ""
         output.answer(view, view_text(view, width_of(sys.stdout)) + then)

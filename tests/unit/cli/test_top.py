@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from support.commandline import Labctl
 
+from labctl import flows
 from labctl.cli import top
 from labctl.cli.output import to_json
 from labctl.cli.top import Screen, view_text
@@ -161,3 +162,15 @@ def test_without_an_engine_it_says_so(labctl: Labctl) -> None:
     answer = labctl("top")
     assert answer.code == 3
     assert re.search("^hint:", answer.err, re.MULTILINE)
+
+
+def test_leaving_it_by_ctrl_c_is_no_error(labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl-C: exit code 130, and a line without `error:`."""
+
+    def interrupted(*_: object) -> None:
+        """Raise KeyboardInterrupt."""
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(flows, "top", interrupted)
+    answer = labctl("top")
+    assert (answer.code, answer.err) == (130, "no longer watched: the run goes on; `labctl stop` ends it\n")
