@@ -29,6 +29,9 @@ ELSEWHERE = {
 }
 """labctl's command for commands of Docker, Compose and batch systems."""
 
+COMPLETION = ("completion", "completions")
+"""Commands of other programs that set up completion."""
+
 PROGRAMS = ("accelerate", "bash", "deepspeed", "lm_eval", "python", "python3", "torchrun")
 """Programs that people put where a workload's name belongs."""
 
@@ -77,6 +80,8 @@ def _before_command(arguments: list[str], commands: Collection[str]) -> tuple[st
 def _unknown_command(word: str, commands: Collection[str]) -> tuple[str, str]:
     """Explain a word that is no command."""
     message = f"no command `{word}`"
+    if word in COMPLETION:
+        return message, "labctl --install-completion sets up completion in your shell"
     if word in ELSEWHERE:
         return message, f"labctl {ELSEWHERE[word]}; {LIST}"
     near = nearest(word, commands)

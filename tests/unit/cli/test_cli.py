@@ -141,6 +141,11 @@ def test_a_program_in_place_of_a_workload_is_typed_as_a_command(labctl: Labctl) 
 USAGE = {
     "unknown command": ("statsu", "no command `statsu`", "did you mean `labctl status`?"),
     "command of docker": ("ps", "no command `ps`", "labctl status; `labctl --help` lists all commands"),
+    "command of gh": (
+        "completion",
+        "no command `completion`",
+        "labctl --install-completion sets up completion in your shell",
+    ),
     "nothing like it": ("frobnicate", "no command `frobnicate`", "`labctl --help` lists all commands"),
     "unknown subcommand": ("runs lss", "`labctl runs` has no command `lss`", "did you mean `labctl runs ls`?"),
     "option before the command": (
