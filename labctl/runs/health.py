@@ -28,6 +28,8 @@ from labctl.system.parallel import begin
 
 WARNED = ".lab/health/warned"
 """Findings that the last run warned of, relative to the lab directory."""
+UNKNOWN = "health of host "
+"""Beginning of the warning of a host whose health is unknown."""
 SHOWN = 3
 """Findings that a message names at most."""
 
@@ -150,7 +152,7 @@ def require_fit(
     bad = _bad(run.lab, verdicts, nodes)
     if bad and judged_as == "on":
         raise unfit(bad, nodes, options)
-    unread = [f"{verdict.host}: its health is unknown: {_why(verdict)}" for verdict in verdicts if _why(verdict)]
+    unread = [f"{UNKNOWN}{verdict.host} is unknown: {_why(verdict)}" for verdict in verdicts if _why(verdict)]
     _warn(backend.context, [*_texts(bad), *unread], [*nodes, *hosts_of(run)])
     return snapshots
 
@@ -172,14 +174,21 @@ def _warn(context: Context, texts: Sequence[str], nodes: Collection[str]) -> Non
         earlier = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         earlier = []
-    new = [text for text in texts if _without_age(text) not in earlier]
-    for text in new:
-        context.warn(text)
-    if len(new) < len(texts):
-        context.warn(f"{human.count(len(texts) - len(new), 'finding')} as before the last run: labctl health")
-    others = [text for text in earlier if set(nodes).isdisjoint(text.partition(": ")[0].split(", "))]
+    known = [text for text in texts if _without_age(text) in earlier]
+    for text in texts:
+        if text not in known:
+            context.warn(text)
+    if known:
+        more = f" {human.more(len(known) - 1)}" if len(known) > 1 else ""
+        context.warn(f"as before the last run, {known[0]}{more} (labctl health)")
+    others = [text for text in earlier if set(nodes).isdisjoint(_named(text))]
     with suppress(HostError):
         files.write(path, "".join(f"{text}\n" for text in (*others, *map(_without_age, texts))))
+
+
+def _named(text: str) -> list[str]:
+    """Return the nodes or the host that a warning is about."""
+    return text.partition(": ")[0].removeprefix(UNKNOWN).removesuffix(" is unknown").split(", ")
 
 
 def _without_age(text: str) -> str:

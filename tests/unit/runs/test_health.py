@@ -229,7 +229,17 @@ def test_a_host_that_is_not_read_does_not_stop_a_run_but_is_told(make: Make, set
     """Begin a run with a silent host: a warning says that its health is unknown; the others' readings are kept."""
     backend = make(settings, gpu_1=HostError("no route", node="gpu-1"))
     assert set(backend.fit()) == {"gpu-0", "gpu-2"}
-    assert backend.warnings == ["gpu-1: its health is unknown: no route"]
+    assert backend.warnings == ["health of host gpu-1 is unknown: no route"]
+
+
+def test_a_host_that_is_still_not_read_is_named_again_and_kept_once(make: Make) -> None:
+    """Begin two runs with a silent host: the second warning names it as before; one line is kept."""
+    backend = make(WARN, gpu_1=HostError("no route", node="gpu-1"))
+    for _ in range(2):
+        backend.fit()
+    assert backend.warnings[1:] == ["as before the last run, health of host gpu-1 is unknown: no route (labctl health)"]
+    kept = backend.context.directory / health.WARNED
+    assert kept.read_text(encoding="utf-8") == "health of host gpu-1 is unknown: no route\n"
 
 
 def test_if_all_nodes_are_bad_the_hint_excludes_none(make: Make) -> None:
@@ -423,7 +433,7 @@ def test_a_finding_is_warned_of_once(make: Make) -> None:
     backend = make(WARN, gpu_1=BAD)
     backend.fit()
     backend.fit()
-    assert backend.warnings == [f"worker-1: {WHY}", "1 finding as before the last run: labctl health"]
+    assert backend.warnings == [f"worker-1: {WHY}", f"as before the last run, worker-1: {WHY} (labctl health)"]
     backend.answers["gpu-1"] = printed(width=16)
     backend.fit()
     backend.answers["gpu-1"] = BAD
