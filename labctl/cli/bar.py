@@ -21,6 +21,8 @@ DAY = 24 * 3600
 """Time limit of a program that has none of its own, in seconds: nobody asked for it."""
 LINE_PACE = 30.0
 """Seconds between lines about progress where no line can be redrawn."""
+BEYOND = 1.2
+"""Share of its time limit that a run must be expected to take to be told of: an estimate is not exact."""
 LONGEST, SHORTEST = 30, 8
 """Characters of the bar, at most and at least."""
 
@@ -106,9 +108,12 @@ def progress_text(progress: Progress, age: float, limit: float, width: int) -> s
 
 def time_text(progress: Progress, age: float, limit: float) -> str:
     """Render the time that a run has left, or if it is unknown its ``age``, with its ``limit`` below a day."""
-    if progress.seconds_left is not None:
-        return f"{clock(progress.seconds_left)} left"
-    return clock(age) + (f" (limit {human.duration(limit)})" if limit < DAY else "")
+    if progress.seconds_left is None:
+        return clock(age) + (f" (limit {human.duration(limit)})" if limit < DAY else "")
+    left = f"{clock(progress.seconds_left)} left"
+    if age + progress.seconds_left > BEYOND * limit:
+        return f"{left}, more than --timeout ({clock(limit)}) allows"
+    return left
 
 
 def with_bar(progress: Progress, parts: list[str], width: int) -> str:

@@ -59,6 +59,12 @@ def test_a_limit_that_nobody_asked_for_is_not_shown() -> None:
     assert progress_text(Progress(step=7), 65, 24 * 3600, 80) == "step 7  1:05"
 
 
+@pytest.mark.parametrize(("age", "shown"), [(510, "1:30 left"), (660, "1:30 left, more than --timeout (10:00) allows")])
+def test_a_run_that_will_not_end_in_time_says_so(age: float, shown: str) -> None:
+    """Format a progress with 90 s left of a limit of 600 s: shown if it would go well beyond."""
+    assert progress_line(FOUND, age, 600).endswith(f"  {shown}")
+
+
 def test_a_name_from_a_workload_moves_no_cursor() -> None:
     """Give a metric control characters as name and unit: the text is printable."""
     text = progress_text(Progress(metrics={"\x1b[2J": {"value": 1.0, "unit": "\x1b[A"}}), 0, 60, 80)
@@ -103,7 +109,7 @@ def test_a_terminal_that_cannot_and_a_document_have_no_bar(
     monkeypatch.setenv("TERM", term)
     with terminal(monkeypatch):
         output = Output(as_json=as_json)
-        with output.showing(lambda: FOUND, 0, 60):
+        with output.showing(lambda: FOUND, 0, 600):
             assert output._bar is None
 
 
@@ -114,7 +120,7 @@ def test_a_terminal_has_a_bar_and_lines_above_it_as_without(monkeypatch: pytest.
     screen = b""
     with terminal(monkeypatch) as master:
         output = Output()
-        with output.showing(lambda: FOUND, 0, 60):
+        with output.showing(lambda: FOUND, 0, 600):
             while b"1:30 left" not in screen:
                 screen += os.read(master, 4096)
             output.event(Event("line", "from a rank"))
@@ -141,7 +147,7 @@ def test_quiet_leaves_out_what_runs_print_and_nothing_else(capsys: pytest.Captur
 def test_a_pipe_has_the_lines_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Show progress into a pipe: a line with colour and carriage return is printed unchanged, and no bar."""
     output = Output()
-    with output.showing(lambda: FOUND, 0, 60):
+    with output.showing(lambda: FOUND, 0, 600):
         output.event(Event("line", "\x1b[31mred\r 50%"))
     assert capsys.readouterr().err == "\x1b[31mred\r 50%\n"
 
@@ -180,7 +186,7 @@ def test_a_short_run_has_one_line_and_one_without_steps_none(steps: list[Progres
 def test_quiet_tells_progress_to_a_pipe_and_not_beside_a_document(capsys: pytest.CaptureFixture[str]) -> None:
     """Show progress of a quiet run into a pipe: its last line; nothing with JSON."""
     for as_json in (False, True):
-        with Output(quiet=True, as_json=as_json).showing(lambda: FOUND, 0, 60):
+        with Output(quiet=True, as_json=as_json).showing(lambda: FOUND, 0, 600):
             pass
     line = "step  30/120  loss 3.142  throughput 1,234 samples/s  accuracy 0.5  1:30 left\n"
     assert capsys.readouterr().err == line
