@@ -221,9 +221,17 @@ def share_devices(
         raise HostError(
             f"{nodes} with {human.count(slots, 'slot')} need{'s' * (count == 1)} "
             f"{human.count(slots * count, f'{accelerator} device')}, {has}",
-            hint=f"lower LAB_NODES or LAB_SLOTS{', or name more in LAB_DEVICES,' if few else ''} in .env",
+            hint=_fewer(settings, few=few),
         )
     return slots, tuple(devices[index * slots : (index + 1) * slots] for index in range(count))
+
+
+def _fewer(settings: Settings, *, few: bool) -> str:
+    """Return the hint to ask for fewer devices, where that was asked for; ``few``: or to choose more of them."""
+    by_flag = [key for key in ("LAB_NODES", "LAB_SLOTS") if settings.origin(key) == "flag"]
+    if by_flag:
+        return f"lower {' or '.join(by_flag)} of -s"
+    return f"lower LAB_NODES or LAB_SLOTS{', or name more in LAB_DEVICES,' if few else ''} in .env"
 
 
 def share_cores(host: Host, near: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:

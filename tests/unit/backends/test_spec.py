@@ -143,6 +143,14 @@ def test_a_host_has_two_nodes_unless_its_devices_are_enough_for_one_only(
     assert [node.slots for node in made.nodes] == shares
 
 
+def test_too_many_slots_of_an_option_are_to_be_lowered_there(tmp_path: Path) -> None:
+    """Too few devices for slots of -s: the hint names -s, not .env."""
+    asked = settings.load(tmp_path, {"HOME": "/home/someone"}, {"LAB_SLOTS": "2"})
+    with pytest.raises(HostError) as caught:
+        spec.nodes(asked, "nvidia", host(devices=(Device(id="0", path="/dev/nvidia0"),)))
+    assert caught.value.hint == "lower LAB_SLOTS of -s"
+
+
 @pytest.mark.parametrize(("text", "needed"), [("LAB_NODES=3", 3), ("LAB_NODES=2\nLAB_SLOTS=2", 4)])
 def test_too_few_devices_say_how_many(tmp_path: Path, text: str, needed: int) -> None:
     """Too few devices raise HostError with needed and existing numbers."""
