@@ -20,12 +20,14 @@ from msgspec.structs import replace
 from labctl.errors import ConfigError, HostError
 from labctl.health.model import Subject
 from labctl.model import Device, DeviceMapping, Host, Request
-from labctl.system import pci, procfs
+from labctl.system import human, pci, procfs
 from labctl.system.hostpath import HostPath
 from labctl.system.procfs import ROOT
 
 CPU = "cpu"
 """Accelerator of a machine without devices."""
+FEW = 4
+"""Device files that are named, at most."""
 
 
 class PciVendor(Struct, frozen=True):
@@ -175,6 +177,12 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     launchers: tuple[tuple[str, str], ...] = ()
     """Pairs of a launcher and the variant that its images have, if not the usual one."""
 
+    @property
+    def programs(self) -> frozenset[str]:
+        """Names of the vendor's programs that show its devices."""
+        commands = ((self.tool.argv if self.tool else ()), (self.watch.tool if self.watch else ()), self.health.split())
+        return frozenset(command[0] for command in commands if command)
+
     def mapping(self, host: Host, devices: tuple[Device, ...]) -> DeviceMapping:
         """Return a node's device mapping: the vendor's part, how the engine passes the devices, and RDMA devices."""
         vendor_part = self.container(host, devices)
@@ -233,6 +241,14 @@ def get(name: str) -> AcceleratorModule:
     return available[name]
 
 
+def of_image(name: str) -> str:
+    """Return the accelerator that labctl's image of a name is made for; empty if it is made for none of them."""
+    for accelerator, module in modules().items():
+        if name == accelerator or name in dict(module.images).values():
+            return accelerator
+    return ""
+
+
 def choose(setting: str, root: HostPath) -> Detection:
     """Return ``setting``'s accelerator and cards, detected for ``auto``. HostError without, ConfigError if unknown.
 
@@ -258,7 +274,7 @@ def detect_accelerator(root: HostPath) -> Detection:
             continue
         devices = module.find(root)
         if cards := cards_of(devices):
-            present = f"found {len(cards)} ({module.sought})"
+            present = f"found {human.listed((card.path for card in cards), FEW)}"
             return Detection(name=name, devices=cards, why=", ".join((*missed, present)))
         integrated = f", except the processor's own (LAB_ACCELERATOR={name} uses it)" if devices else ""
         missed.append(f"no {module.sought}{integrated}")

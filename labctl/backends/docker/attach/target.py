@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from labctl import model, naming
+from labctl import accelerators, model, naming
 from labctl.backends import terminal
 from labctl.backends.docker.attach import session
 from labctl.backends.docker.engine import Engine
@@ -105,6 +105,13 @@ def colors(where: Context, stdin: Literal["terminal", "pipe"]) -> tuple[str, ...
     return ("TERM=xterm-256color",) if stdin == "terminal" and shows_colors else ()
 
 
+def _programs(where: Context) -> frozenset[str]:
+    """Return the programs of vendors that show devices of a lab; none of a lab that is to have no devices."""
+    asked, modules = where.settings().text("LAB_ACCELERATOR"), accelerators.modules()
+    chosen = modules.values() if asked == "auto" else [modules[asked]]
+    return frozenset().union(*(module.programs for module in chosen))
+
+
 def attach(
     where: Context,
     nodes: tuple[str, ...],
@@ -123,6 +130,9 @@ def attach(
         with entered(where, name, model.LAUNCHER) as inside:
             return session.run_on_nodes(inside, nodes, command)
     (node,) = nodes
+    if node == model.LAUNCHER and command[0] in _programs(where):
+        hint = f"labctl exec worker-0 -- {shlex.join(command)}"
+        raise ConfigError(f"the launcher has no devices for `{command[0]}`", hint=hint, node=node)
     with entered(where, name, node) as inside:
         if prompt:
             terminal.require(node, stdin)

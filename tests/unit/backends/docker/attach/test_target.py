@@ -44,3 +44,22 @@ def test_a_shell_has_the_colors_of_the_terminal(
     """Ask for a shell's TERM: with 256 colors where this terminal has them, by a name that every image knows."""
     context = Context(directory=tmp_path, environ=environ, emit=lambda _: None, flags={})
     assert target.colors(context, stdin) == expected
+
+
+def lab_with(directory: Path, accelerator: str) -> Context:
+    """Return the context of a lab with this accelerator."""
+    (directory / ".env").write_text(f"LAB_NAME=demo\nLAB_ACCELERATOR={accelerator}\n")
+    return Context(directory=directory, environ={}, emit=lambda _: None, flags={})
+
+
+def test_a_program_that_shows_devices_is_sent_to_a_worker(tmp_path: Path) -> None:
+    """Run nvidia-smi in the launcher: ConfigError with the command for a worker, before an engine is asked."""
+    with pytest.raises(ConfigError, match="the launcher has no devices for `nvidia-smi`") as caught:
+        target.attach(lab_with(tmp_path, "auto"), ("launcher",), ("nvidia-smi", "-L"), stdin="pipe", prompt=False)
+    assert caught.value.hint == "labctl exec worker-0 -- nvidia-smi -L"
+
+
+@pytest.mark.parametrize(("accelerator", "known"), [("auto", True), ("nvidia", True), ("cpu", False)])
+def test_no_program_shows_devices_of_a_lab_without(tmp_path: Path, accelerator: str, known: bool) -> None:
+    """List programs that show devices: none with LAB_ACCELERATOR=cpu."""
+    assert ("nvidia-smi" in target._programs(lab_with(tmp_path, accelerator))) is known

@@ -151,7 +151,7 @@ def test_people_read_a_table(tmp_path: Path) -> None:
     (root / "sys/class/infiniband/mlx5_0/device/net/ib0").mkdir(parents=True)
     assert host_text(host(tmp_path, "LAB_NODES=2\n")) == (
         "host         local\n"
-        "accelerator  nvidia; auto: found 2 (/dev/nvidia<N>)\n"
+        "accelerator  nvidia; auto: found /dev/nvidia1, /dev/nvidia0\n"
         "driver       nvidia: 550.54.15\n"
         "cores        0-3 | 4-7\n"
         "fabric       mlx5_0 InfiniBand ACTIVE, ib0\n"
