@@ -23,6 +23,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from pathlib import PurePosixPath
 from typing import Protocol, cast
 
 from msgspec import Struct
@@ -228,12 +229,15 @@ def hostfile(launch: LaunchSpec) -> tuple[File, ...]:
 def open_mpi_options(launch: LaunchSpec) -> tuple[str, ...]:
     """Return Open MPI's options: SSH from the launcher only, the lab's network, and for ranks that share cores.
 
-    Workers hold no private key, so the launcher starts all daemons itself.
+    Workers hold no private key, so the launcher starts all daemons itself. Runs start at once in one launcher, and
+    Open MPI 4 fails if another mpirun makes or removes the directory that all of a user's share; Open MPI 5 has one
+    for each mpirun.
     """
     return (
         "--mca", "plm_rsh_no_tree_spawn", "1",
         "--mca", "btl_tcp_if_include", launch.addresses,
         "--mca", "oob_tcp_if_include", launch.addresses,
+        "--mca", "orte_tmpdir_base", f"/tmp/{PurePosixPath(launch.directory).name}",
         # Otherwise a rank that waits for a message would block the core of the rank that sends it.
         *(("--mca", "mpi_yield_when_idle", "1") if launch.crowded else ()),
     )  # fmt: skip

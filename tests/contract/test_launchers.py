@@ -267,6 +267,12 @@ def test_workers_start_no_daemons_on_other_workers() -> None:
         assert "plm_rsh_no_tree_spawn 1" in mpi_options(name)
 
 
+def test_mpiruns_at_once_do_not_share_a_directory() -> None:
+    """Launchers by Open MPI keep session files in a directory named for the run."""
+    for name in ("mpirun", "deepspeed:openmpi", "horovod:mpi"):
+        assert "orte_tmpdir_base /tmp/run-a" in mpi_options(name, directory="/workspace/outputs/run-a")
+
+
 @pytest.mark.parametrize("asked", [("--bind-to", "core"), ("--bind-to=core",)])
 def test_ranks_are_bound_only_as_a_person_asks(asked: tuple[str, ...]) -> None:
     """With `--bind-to core` mpirun's command has no default `none` and has `core`."""
