@@ -76,8 +76,8 @@ def noisy_shell(target: InventoryHost, output: str) -> HostError:
 
 
 def excerpt(text: str) -> str:
-    """Return the first and last 100 lines of a text, each cut to 500 characters."""
-    lines = text.splitlines(keepends=True)
+    """Return the first and last 100 lines of a text, each cut to 500 characters; ssh ends some with ``\\r\\n``."""
+    lines = text.replace("\r\n", "\n").splitlines(keepends=True)
     ends = lines if len(lines) <= 2 * LINES else lines[:LINES] + lines[-LINES:]
     return "".join(line if len(line) <= LENGTH else f"{line[:LENGTH]}\n" for line in ends)
 
@@ -116,13 +116,14 @@ def why(target: InventoryHost, output: str) -> HostError:  # noqa: PLR0911 - a c
 def _denied(target: InventoryHost, stderr: str, user: str, methods: str) -> HostError:
     """Return the HostError of a denied login: user, key, methods, and the command to fix it."""
     key, path, where = target.key, shlex.quote(target.key), target.where or "the inventory"
+    if key and "not accessible: No such file" in stderr:
+        hint = f"set another `key=` in {where}, or create it: ssh-keygen -t ed25519 -f {path}"
+        return error(target, f"permission denied: key {key} does not exist", hint)
     text = f"permission denied for {user or 'this user'}{f' with the key {key}' if key else ''} ({methods})"
     if trouble := re.search(r"^(.*(?:not accessible|Load key|Permissions \S+ for).*)$", stderr, re.MULTILINE):
         text = f"{text}: {trouble[1].strip()}"
     if key and "UNPROTECTED PRIVATE KEY FILE" in stderr:
         return error(target, text, f"chmod 600 {path}")
-    if key and "not accessible: No such file" in stderr:
-        return error(target, text, f"set another `key=` in {where}, or create it: ssh-keygen -t ed25519 -f {path}")
     login = f"{user}@{destination(target)}" if user else destination(target)
     copy = shlex.join(("ssh-copy-id", *_identity(target), *_port(target), login))
     return error(target, text, f"{copy}; or, for a key with a passphrase: ssh-add {path if key else ''}".rstrip())

@@ -48,7 +48,7 @@ lab@10.0.0.5: Permission denied (publickey).
         ),
         (
             "Warning: Identity file /k/lab not accessible: No such file or directory.\nlab@h: Permission denied (x).",
-            "not accessible: No such file",
+            "key /k/lab does not exist",
             "set another `key=` in hosts.txt:3, or create it: ssh-keygen -t ed25519 -f /k/lab",
         ),
         (UNPROTECTED, "Permissions 0644 for '/k/lab' are too open", "chmod 600 /k/lab"),
@@ -82,6 +82,14 @@ def test_what_ssh_says_is_made_plain_with_the_command_to_type(output: str, messa
     assert message in error.message
     assert hint in error.hint
     assert error.node == "gpu-1"
+
+
+def test_a_line_that_ssh_ends_with_a_carriage_return_is_quoted_without_it() -> None:
+    """excerpt() of lines that end with ``\\r\\n`` has no ``\\r``, so that why() quotes none."""
+    line = "ssh: Could not resolve hostname gpu-1: Name or service not known"
+    text = ssh_errors.excerpt(f"{line}\r\n")
+    assert text == f"{line}\n"
+    assert ssh_errors.why(HOST, f"{line}\r\n").message.endswith("not known")
 
 
 @pytest.mark.parametrize(
