@@ -237,7 +237,7 @@ def open_mpi_options(launch: LaunchSpec) -> tuple[str, ...]:
         "--mca", "plm_rsh_no_tree_spawn", "1",
         "--mca", "btl_tcp_if_include", launch.addresses,
         "--mca", "oob_tcp_if_include", launch.addresses,
-        "--mca", "orte_tmpdir_base", f"/tmp/{PurePosixPath(launch.directory).name}",
+        "--mca", "orte_tmpdir_base", f"/tmp/{PurePosixPath(launch.directory).name}",  # noqa: S108 - in the containers
         # Otherwise a rank that waits for a message would block the core of the rank that sends it.
         *(("--mca", "mpi_yield_when_idle", "1") if launch.crowded else ()),
     )  # fmt: skip
