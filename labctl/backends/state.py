@@ -11,6 +11,14 @@ from msgspec import Struct
 from labctl.errors import HostError
 from labctl.model import HERE, Cause, Pairs
 
+STATES = {
+    "created": "was created, but has not started",
+    "exited": "has stopped",
+    "restarting": "keeps restarting",
+}
+KILLED = 137
+"""Exit code of SIGKILL, as from `docker kill`, or from the kernel when memory runs out."""
+
 # First words of a health check of the agent if no run can use the node, and the cause. A check that was only too slow
 # does not print them: a busy machine is no reason to end a run.
 LOST: dict[str, Cause] = {"device lost": "device-lost", "sshd does not listen": "node-lost"}
@@ -30,6 +38,14 @@ def altered(container: Container) -> str:
     rendered = dict(word.partition("=")[::2] for word in container.rendered_limits.split())
     names = [name for name, value in container.limits if rendered.get(name) != value]
     return f"{', '.join(f'{name} limit' for name in names)} changed (docker update)" if names else ""
+
+
+def not_running(container: Container) -> str:
+    """Return the state of a container that does not run, in words."""
+    if container.state == "exited" and container.exit_code is not None:
+        killed = ", killed" if container.exit_code == KILLED else ""
+        return f"has stopped (exit code {container.exit_code}{killed})"
+    return STATES.get(container.state, f"is {container.state}")
 
 
 def lost(reason: str) -> Cause | None:

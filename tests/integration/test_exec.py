@@ -146,7 +146,7 @@ def test_a_node_that_does_not_run_is_named_with_what_mends_it(lab: Lab, fresh_la
     assert "labctl up" in fresh_lab().call("exec", "--", "true").expect(3).err
     lab.containers()["worker-0"].kill()
     answer = lab.call("exec", "-n", "worker-0", "--", "true").expect(3)
-    assert "worker-0 is not running (exited)" in answer.err
+    assert "worker-0 has stopped (exit code " in answer.err
     assert "labctl logs worker-0" in answer.err
 
 

@@ -20,7 +20,7 @@ from support import builders
 from support.builders import container
 from support.fake_backend import Failed, FakeBackend, active, silent
 
-from labctl import flows, model, naming
+from labctl import backends, flows, model, naming
 from labctl.accelerators import leases
 from labctl.backends.devices import DeviceReport
 from labctl.backends.docker.agent import AGENT
@@ -1089,3 +1089,26 @@ def test_fit_reads_the_devices_of_the_lab_if_they_decide(
     monkeypatch.setattr(flows, "connected", lambda *_: nullcontext(backend))
     report = flows.fit(context, "opt-tiny", RunOptions(), asked)
     assert (bool(calls), report.available.device) == (read, asked.device_memory)
+
+
+def test_doctor_of_a_cluster_outside_a_lab_does_not_examine_docker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With LAB_ENGINE=kubernetes and no lab, the backend of the cluster gives the findings, not Docker's."""
+
+    class Cluster:
+        """A backend without findings."""
+
+        def findings(self, *_: object) -> tuple[()]:
+            """Return no findings."""
+            return ()
+
+    def docker(*_: object) -> tuple[()]:
+        """Fail."""
+        raise AssertionError("Docker was examined")
+
+    monkeypatch.setattr(doctor_run, "of_machine", docker)
+    monkeypatch.setattr(backends, "connect", lambda *_, **__: nullcontext(Cluster()))
+    environ = {"LAB_ENGINE": "kubernetes"}
+    report = flows.doctor(Context(directory=tmp_path, environ=environ, emit=lambda _: None, flags={}))
+    assert report.findings == ()

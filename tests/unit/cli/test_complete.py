@@ -1,4 +1,4 @@
-"""What shells complete, read from files: no engine answers here."""
+"""Words that shells complete, read from files: no engine answers here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `labctl doctor` prints."""
+"""Output of `labctl doctor`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from labctl.backends.docker.attach import session
 from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.lab import cluster
 from labctl.backends.owner import owner
-from labctl.backends.state import Container, elsewhere
+from labctl.backends.state import Container, elsewhere, not_running
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError, raise_all
 
@@ -40,9 +40,7 @@ def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget
             on = "" if container.host == model.HERE else f"on {container.host}: "
             raise HostError(f"{node} is paused", hint=f"{on}docker unpause {container.name}", node=node)
         if container.state != "running":
-            raise HostError(
-                f"{node} is not running ({container.state})", hint=f"labctl logs {node}; labctl up", node=node
-            )
+            raise HostError(f"{node} {not_running(container)}", hint=f"labctl logs {node}; labctl up", node=node)
         sent = connected.sent.get(container.host)
         yield session.ExecTarget(
             engine=connected.engine,

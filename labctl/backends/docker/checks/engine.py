@@ -300,15 +300,19 @@ def image_fit(ctx: CheckContext) -> Iterator[Finding]:
         in_dockerfile = name != base
         yield error("LAB-IMAGE-005", failure.message, "`labctl up` refuses it", failure.hint if in_dockerfile else fix)
         return
-    has, wanted = ARCHITECTURES.get(ctx.info["Architecture"], ctx.info["Architecture"]), described["Architecture"]
+    yield processor_fit(ctx, name, described["Architecture"])
+
+
+def processor_fit(ctx: CheckContext, name: str, wanted: str) -> Finding:
+    """Return ok, or a warning if an image is for another processor than the host's."""
+    has = ARCHITECTURES.get(ctx.info["Architecture"], ctx.info["Architecture"])
     if has == wanted:
-        yield ok("LAB-IMAGE-005", f"image {name} starts as a node on {has}")
-        return
+        return ok("LAB-IMAGE-005", f"image {name} starts as a node on {has}")
     summary, impact = f"image {name} is for {wanted}, the host is {has}", "its programs do not start, or are emulated"
     fix = ctx.command(f"docker pull --platform linux/{has} {shlex.quote(name)}")
     if packages.is_own(name):
         fix = images.build_command(ctx.settings)
-    yield warn("LAB-IMAGE-006", summary, impact, fix)
+    return warn("LAB-IMAGE-006", summary, impact, fix)
 
 
 def driver(ctx: CheckContext) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -121,6 +121,16 @@ def keys(ctx: CheckContext) -> Iterator[Finding]:
         fix = f"sudo chown -R {os.getuid()}:{os.getgid()} {shlex.quote(str(lab.directory / '.lab'))}"
         yield error("LAB-KEY-001", summary, impact, fix)
         return
+    yield from judged_keys(ctx, missing, unpinned)
+    if readable:
+        shown = [str(path.relative_to(lab.directory)) for path in readable]
+        summary, fix = f"others may read {', '.join(shown)}", shlex.join(("chmod", "600", *shown))
+        impact = "who has the key may log in to the nodes, or impersonate one"
+        yield warn("LAB-KEY-003", summary, impact, fix, auto_fixable=True)
+
+
+def judged_keys(ctx: CheckContext, missing: Collection[str], unpinned: Collection[str]) -> Iterator[Finding]:
+    """Yield an error per node whose key is missing or not pinned; ok if there is none."""
     # Without the launcher's key all nodes count as missing theirs, which have been made for it.
     absent = {LAUNCHER} if LAUNCHER in missing else missing
     for node in ctx.names:
@@ -133,11 +143,6 @@ def keys(ctx: CheckContext) -> Iterator[Finding]:
             yield error("LAB-KEY-002", summary, impact, UP, node=node, auto_fixable=True)
     if not missing and not unpinned:
         yield ok("LAB-KEY-002", "host keys match known_hosts")
-    if readable:
-        shown = [str(path.relative_to(lab.directory)) for path in readable]
-        summary, fix = f"others may read {', '.join(shown)}", shlex.join(("chmod", "600", *shown))
-        impact = "who has the key may log in to the nodes, or impersonate one"
-        yield warn("LAB-KEY-003", summary, impact, fix, auto_fixable=True)
 
 
 def rendered(ctx: CheckContext) -> Iterator[Finding]:

@@ -20,20 +20,13 @@ from labctl.backends.docker.checks.examination import RECREATE, SSH_SECONDS, UP,
 from labctl.backends.docker.deploy import plan
 from labctl.backends.docker.hosts import ssh_errors
 from labctl.backends.finding import LIMIT, Finding, error, ok, warn
-from labctl.backends.state import Container, lost
+from labctl.backends.state import Container, lost, not_running
 from labctl.config.settings import EXTRA
 from labctl.errors import HostError
 from labctl.model import LAUNCHER
 from labctl.system import files, human
 from labctl.system.process import ProcessTimeout
 
-STATES = {
-    "created": "was created, but has not started",
-    "exited": "has stopped",
-    "restarting": "restarts again and again",
-}
-KILLED = 137
-"""Exit code of SIGKILL, as from `docker kill`, or from the kernel when memory runs out."""
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 PATIENCE = 8
 """Seconds for a login from the launcher and for sending bytes: on busy cores a login takes several."""
@@ -93,14 +86,6 @@ def unusable(ctx: CheckContext, name: str, container: Container) -> Finding | No
     if container.state != "running" or stuck:
         return wrong("LAB-NODE-001", stuck or not_running(container), "a run needs every node", UP)
     return None
-
-
-def not_running(container: Container) -> str:
-    """Return the state of a container that does not run, in words."""
-    if container.state == "exited" and container.exit_code is not None:
-        killed = ", killed" if container.exit_code == KILLED else ""
-        return f"has stopped (exit code {container.exit_code}{killed})"
-    return STATES.get(container.state, f"is {container.state}")
 
 
 def restart(ctx: CheckContext, container: Container) -> str:

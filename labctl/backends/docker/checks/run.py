@@ -329,8 +329,8 @@ def examine(
 
     def done(number: int, result: list[Finding] | None) -> None:
         """Keep and pass on the findings of a check; with a single node, only its own and those of its host."""
-        found = [tasks[number].timed_out()] if result is None else result
-        by_task[number] = [each for each in found if each.node in names or whole.only in ("", each.node)]
+        yielded = [tasks[number].timed_out()] if result is None else result
+        by_task[number] = [each for each in yielded if each.node in names or whole.only in ("", each.node)]
         receive(by_task[number])
 
     run_with_deadlines([(task.findings, task.check.seconds) for task in tasks], done=done)

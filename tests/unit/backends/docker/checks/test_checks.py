@@ -33,7 +33,7 @@ from labctl.backends.docker.hosts.ssh import LocalConnection
 from labctl.backends.docker.images import catalog, foreign
 from labctl.backends.docker.lab import cluster
 from labctl.backends.finding import Finding, ok
-from labctl.backends.state import ObservedState
+from labctl.backends.state import ObservedState, not_running
 from labctl.cli.output import to_json
 from labctl.config import settings
 from labctl.config.context import Context
@@ -1257,12 +1257,12 @@ def test_shared_memory_that_is_full_is_told_of_unless_a_run_uses_it(
         ("exited", 137, "has stopped (exit code 137, killed)"),
         ("exited", 0, "has stopped (exit code 0)"),
         ("created", None, "was created, but has not started"),
-        ("restarting", None, "restarts again and again"),
+        ("restarting", None, "keeps restarting"),
     ],
 )
 def test_a_container_that_does_not_run_is_told_of_in_words(state: str, exit_code: int | None, words: str) -> None:
     """The states of Docker are named in plain English, with the exit code."""
-    assert nodes.not_running(builders.container("worker-0", state=state, exit_code=exit_code)) == words
+    assert not_running(builders.container("worker-0", state=state, exit_code=exit_code)) == words
 
 
 # --- what the image and the docker command are ---------------------------------------------------------------

@@ -20,9 +20,12 @@ from labctl.backends.docker.checks.examination import CheckContext
 from labctl.backends.docker.checks.run import Check
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.hosts.ssh import Connection, LocalConnection
+from labctl.backends.docker.lab.cluster import Cluster
+from labctl.backends.docker.multi import MultiHostEngine
 from labctl.backends.finding import Finding, error, ok
 from labctl.backends.state import HostPortUser, ObservedState
 from labctl.config import settings
+from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
 from labctl.model import Device, DeviceMapping
@@ -243,6 +246,29 @@ def test_a_host_that_cannot_take_part_is_named_and_no_other(
         "h2": ("h2", "do that"),
     }
     assert failed["h1"].message == "h1: it hung up"
+
+
+def test_a_host_that_cannot_create_its_containers_is_left_out(
+    second: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An image that does not start on h2 leaves h1 in the cluster, and h2 among its failed hosts."""
+
+    def look(examination: CheckContext) -> Any:
+        """Yield an error for h2."""
+        if examination.name == "h2":
+            yield error("LAB-IMAGE-005", "so", "bad", "do that")
+
+    monkeypatch.setattr(host, "look", look, raising=False)
+    monkeypatch.setattr(run, "CHECKS", (Check("host.look", stops="compose up"),))
+    examined = (second(first=True), second())
+    whole = replace(examined[0], connection=LocalConnection(), hosts=examined)
+    monkeypatch.setattr(run, "check_context", lambda *_: whole)
+    daemons = {each.name: each.daemon for each in examined}
+    engine = MultiHostEngine(daemons, {})
+    where = Cluster(settings=whole.settings, directory=tmp_path, engine=engine, daemons=daemons)
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    usable = run.able_to_create(context, whole.lab, where)
+    assert (tuple(usable.daemons), usable.failed["h2"].hint) == (("h1",), "do that")
 
 
 def test_findings_of_a_host_bear_its_name_and_its_commands_are_run_there(

@@ -90,7 +90,7 @@ def nodes_of(count: int, **changes: Any) -> tuple[NodeStatus, ...]:
 def test_a_node_is_reachable_once_the_launcher_has_reached_it() -> None:
     """Health `starting` is shown as `just started`, or `reachable` if it was reached; unhealthy as UNHEALTHY."""
     health = ("starting", "starting", "healthy", "unhealthy")
-    nodes = [replace(node, health=said) for node, said in zip(nodes_of(4), health, strict=True)]
+    nodes = [replace(node, health=reported) for node, reported in zip(nodes_of(4), health, strict=True)]
     nodes[1] = replace(nodes[1], reached=True)
     text = status_text(LabStatus(lab="demo", state="up", nodes=tuple(nodes), unreachable=()))
     assert (
