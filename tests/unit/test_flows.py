@@ -320,6 +320,24 @@ def test_a_run_with_other_settings_than_the_labs_says_the_up_that_makes_them_so(
     assert (flows.status(context).out_of_date, flows.status(context).hint) == ("", "")
 
 
+def test_a_lab_whose_up_failed_is_still_out_of_date(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If compose fails, status names the changed setting as before, as the nodes are not made from it."""
+    lab_is_up()
+    flags = {"LAB_ENV_GREETING": "good day"}
+    changed = Context(directory=context.directory, environ={}, emit=lambda _: None, flags=flags)
+
+    def fail(*_: object) -> None:
+        """Raise HostError."""
+        raise HostError("compose failed")
+
+    monkeypatch.setattr(engine, "apply", fail)
+    with pytest.raises(HostError, match="compose failed"):
+        flows.up(changed)
+    assert flows.status(changed).out_of_date == "LAB_ENV_GREETING changed"
+
+
 @pytest.mark.parametrize("run", [flows.run, flows.plan_run])
 def test_a_launcher_that_the_image_lacks_is_refused(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], run: Command
