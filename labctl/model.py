@@ -660,6 +660,7 @@ class Result(Struct, frozen=True, kw_only=True):
         """Return a line on whether another attempt helps, why, and whose failure it was; empty if none."""
         if not self.retry:
             return ""
-        helps = {"helps": "helps", "does not": "does not help"}.get(self.retry, "unknown whether it helps")
+        helps = {"helps": "helps", "does not": "does not help"}.get(self.retry)
         whose = "workload or infrastructure" if self.domain == "unknown" else self.domain
-        return f"{helps}: {self.evidence} ({whose})"
+        # Without a known cause the evidence is the whole message.
+        return f"{helps}: {self.evidence} ({whose})" if helps else f"may help: cause unclear ({whose})"

@@ -59,12 +59,12 @@ def interrupts(stop: RunStopper, notice: Callable[[str], object]) -> Iterator[No
         """Note ``interrupted`` and end the run; if it was interrupted before, kill it."""
         again = stop.asked.is_set()
         stop.asked.set()
+        text = f"stopping the run ({GRACE} s), then collecting what ranks wait for; Ctrl-C again kills it"
         if again:
+            text = "killing the run"
             threading.Thread(target=stop.end, args=(0,), daemon=True).start()
-        else:
-            # A handler must not print: it may interrupt a print.
-            text = f"the run is being stopped, in {GRACE} s at most; Ctrl-C again kills it"
-            threading.Thread(target=notice, args=(text,), daemon=True).start()
+        # A handler must not print: it may interrupt a print.
+        threading.Thread(target=notice, args=(text,), daemon=True).start()
         stop.because("interrupted", f"stopped by {signal.Signals(number).name}")
 
     # HUP ends this process at once, as KILL does: the agent ends the run unless it is followed again in time.

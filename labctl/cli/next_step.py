@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -83,8 +83,10 @@ STEPS = (
 """Pattern of a result's message, and advice; ``{0}`` is the first group."""
 
 
-def next_step(result: Result, project: Project | None = None, settings: Mapping[str, str] = NONE) -> str:
-    """Return what to try after a run of a project with these settings ended this way; empty if there is no advice."""
+def next_step(
+    result: Result, project: Project | None = None, settings: Mapping[str, str] = NONE, log: Sequence[str] = ()
+) -> str:
+    """Return what to try after a run ended this way, by its project, settings and last lines; empty without advice."""
     if result.outcome == COMPLETED:
         return "add a criterion for a verdict, such as --expect 'loss<2.5'"
     if result.cause == "node-lost":
@@ -94,10 +96,18 @@ def next_step(result: Result, project: Project | None = None, settings: Mapping[
         return "stacks/ in its files has the stack, last collectives and connections of each process"
     if result.cause == "timeout":
         return "if it needs more time: --timeout, such as --timeout 2h"
-    advice = _near_metric(result) or _by_message(result.message, project, settings)
+    advice = _near_metric(result) or _near_option(result.message, log) or _by_message(result.message, project, settings)
     if not advice and result.cause == "disk-full":
         return "`labctl runs prune --keep N` removes old runs"
     return advice or _output_of_rank(result)
+
+
+def _near_option(message: str, log: Sequence[str]) -> str:
+    """Return a question for the option of the script's usage that is most like an unknown one; empty if none is."""
+    unknown = re.search(r"unrecognized arguments: .*?(--[\w-]+)", message)
+    usage = re.search(r"(?s)\busage: (.*?): error: ", "\n".join(log))
+    near = nearest(unknown[1], re.findall(r"--[\w-]+", usage[1])) if unknown and usage else ""
+    return f"did you mean `{near}`?" if near else ""
 
 
 def _by_message(message: str, project: Project | None, settings: Mapping[str, str]) -> str:

@@ -36,7 +36,7 @@ from labctl.cli.common import (
 from labctl.cli.next_step import next_step
 from labctl.cli.output import figure, fitted, printable, table, width_of, write
 from labctl.errors import ConfigError, HostError, Interrupted
-from labctl.model import COMPLETED, Project, Result
+from labctl.model import COMPLETED, Result
 from labctl.system import human
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ LOSSES, RATES = ("loss", "train_loss"), ("throughput",)
 CSV_FIELDS = ("run_id", "started", "seconds", "workload", "state", "verdict", "cause", "world_size")
 SHOWN, FOUND, CHANGES = 8, 3, 6
 """Ranks, lines with metrics that were found, and changes of nodes that the text of a result has at most."""
+USAGE = 64 << 10
+"""Last bytes of a log in which a script's usage is looked for."""
 
 
 def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
@@ -527,7 +529,10 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
     rows = [("run", run.run_id)]
     if isinstance(run, Result):
         record = lab / "runs" / run.run_id
-        rows += result_rows(run, store.workload(record).project, store.settings(record))
+        rows += result_rows(run)
+        log = store.last_lines(record / store.OUTPUT, USAGE) if "unrecognized arguments" in run.message else ()
+        if step := next_step(run, store.workload(record).project, store.settings(record), log):
+            rows.append(("next", step))
     else:
         rows.append(("state", f"{run.state}, {run.step}" if run.step else run.state))
     files = lab / "runs" / run.run_id
@@ -538,8 +543,8 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
     return "\n".join(f"{name:<{width}} {text}" for name, text in rows)
 
 
-def result_rows(result: Result, project: Project | None, settings: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return name and text of notes, metrics, retries, ranks, hang, verdict and next step of a result."""
+def result_rows(result: Result) -> list[tuple[str, str]]:
+    """Return name and text of notes, metrics, retries, ranks, hang and verdict of a result."""
     from labctl.records import straggler
 
     rows = list(result.notes.items())
@@ -568,8 +573,6 @@ def result_rows(result: Result, project: Project | None, settings: Mapping[str, 
     # The verdict of missed criteria says all that the outlook would.
     if result.retry and result.cause not in ("interrupted", "criteria"):
         rows.append(("retry", result.outlook))
-    if step := next_step(result, project, settings):
-        rows.append(("next", step))
     return rows
 
 

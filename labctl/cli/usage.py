@@ -51,6 +51,8 @@ def correct(error: Any, arguments: list[str], commands: Collection[str]) -> tupl
         return _before_command(arguments, commands)
     if first not in commands:
         return _unknown_command(first, commands)
+    if error.format_message().startswith("options follow the subcommand"):
+        return _before_subcommand(error, arguments)
     explain = next((explain for pattern, explain in KINDS if re.match(pattern, error.format_message())), None)
     if not explain:
         return error.format_message(), f"labctl {first} --help"
@@ -75,6 +77,14 @@ def _before_command(arguments: list[str], commands: Collection[str]) -> tuple[st
     if option in WITH_VALUE:
         return f"no command is named for `{option}`", f"name a command; options follow it; {LIST}"
     return f"no option `{option}`", LIST
+
+
+def _before_subcommand(error: Any, arguments: list[str]) -> tuple[str, str]:
+    """Explain options between a command and its subcommand, with the corrected line."""
+    name, words = error.ctx.invoked_subcommand, enumerate(pairwise(arguments), 1)
+    place = next(place for place, (before, word) in words if word == name and before not in WITH_VALUE)
+    moved = [arguments[0], name, *arguments[1:place], *arguments[place + 1 :]]
+    return error.format_message(), f"labctl {shlex.join(moved)}"
 
 
 def _unknown_command(word: str, commands: Collection[str]) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from labctl.records.active import Run
 from labctl.records.verdict import RunOutcome
 from labctl.runs import changes, judge
 from labctl.runs.health import Looked
+from labctl.system import human
 
 
 @dataclass(kw_only=True)
@@ -79,9 +80,14 @@ class StageRun(Step, frozen=True, kw_only=True):
         read = (changes.RECORD,) if self.reads_health else ()
         printed = (*read, "output.log", "output.times", "metrics.jsonl")
         record = ", ".join((*(file.path for file in (*self.job, *self.record)), "started", *printed))
-        copied = f"work/ (files of {self.code[0].root.name}: {len(self.code)})" if self.code else "work/"
-        needed = ", ".join(("ranks/", copied, *(file.path for file in self.job)))
+        needed = ", ".join(("ranks/", self._copied(), *(file.path for file in self.job)))
         return f"write {record} to runs/{self.run_id}, and {needed} to {naming.OUTPUTS}/{self.run_id}"
+
+    def _copied(self) -> str:
+        """Render the folder of the copied code, with the number of its files and the project, if there are any."""
+        if not self.code:
+            return "work/"
+        return f"work/ ({human.count(len(self.code), 'file')} of project `{self.code[0].root.name}`)"
 
     def do(self, deployment: RunDeployment) -> None:
         """Create the run's record and outputs, open its log until the deployment is over, and announce the run."""

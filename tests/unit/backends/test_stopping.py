@@ -40,13 +40,14 @@ def test_a_run_that_has_ended_takes_no_reason(stop: Stopper) -> None:
     assert stop.cause is None
 
 
-def test_the_first_ctrl_c_is_acknowledged(stop: Stopper) -> None:
-    """Send SIGINT in interrupts(): a notice comes and the cause is interrupted; a second one brings none."""
+def test_each_ctrl_c_is_acknowledged(stop: Stopper) -> None:
+    """Send SIGINT in interrupts(): a notice comes and the cause is interrupted; with a second one the run is killed."""
     notices: queue.Queue[str] = queue.Queue()
     with interrupts(stop, notices.put):
         os.kill(os.getpid(), signal.SIGINT)
-        assert notices.get(timeout=5).startswith("the run is being stopped")
+        assert notices.get(timeout=5).startswith("stopping the run (5 s), then ")
         os.kill(os.getpid(), signal.SIGINT)
+        assert notices.get(timeout=5) == "killing the run"
     assert (stop.cause, stop.message, notices.empty()) == ("interrupted", "stopped by SIGINT", True)
 
 

@@ -210,7 +210,11 @@ USAGE = {
     "number out of range": ("jupyter --port 0", "--port 0: must be a whole number from 1 to 65535", "labctl jupyter"),
     "any number": ("hostfiles --size 2 --seed x", "--seed x: must be a whole number", "labctl hostfiles --help"),
     "number that is not whole": ("eval . --min x", "--min x: must be a number", "labctl eval --help"),
-    "options of a group": ("runs --since 2d ls", "options follow the subcommand: labctl runs ls", "labctl runs --help"),
+    "options of a group": (
+        "runs --since 2d ls",
+        "options follow the subcommand: labctl runs ls",
+        "labctl runs ls --since",
+    ),
 }
 
 
@@ -775,6 +779,7 @@ def test_options_before_the_subcommand_are_not_passed_over(labctl: Labctl, tmp_p
     recorded(labctl, timedelta(days=1))
     answer = labctl("runs", "-C", str(tmp_path), "prune", "--keep", "1")
     assert (answer.code, "options follow the subcommand: labctl runs prune" in answer.err) == (2, True)
+    assert f"hint: labctl runs prune -C {tmp_path} --keep 1\n" in answer.err
 
 
 @pytest.mark.parametrize("option", ["--rank 1", "--timestamps"])

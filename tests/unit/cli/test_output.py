@@ -237,11 +237,7 @@ def test_the_result_of_a_run_that_lost_a_node_says_what_is_next() -> None:
     [
         ("workload", "does not", "retry      does not help: KeyError: 'a' (train.py:3) (workload)"),
         ("infrastructure", "helps", "retry      helps: KeyError: 'a' (train.py:3) (infrastructure)"),
-        (
-            "unknown",
-            "unknown",
-            "retry      unknown whether it helps: KeyError: 'a' (train.py:3) (workload or infrastructure)",
-        ),
+        ("unknown", "unknown", "retry      may help: cause unclear (workload or infrastructure)"),
     ],
 )
 def test_a_result_says_in_one_line_whether_trying_again_helps(domain: str, retry: str, line: str) -> None:
@@ -368,6 +364,18 @@ def test_advice_on_a_missing_path_or_module_knows_what_the_lab_mounts_and_instal
     assert f"LAB_MOUNTS='{tmp_path}/data:/data:ro {tmp_path}:{tmp_path}:ro' in .env, then `labctl up`" in other
     module = advice("ModuleNotFoundError: No module named 'sklearn'")
     assert module.startswith("add scikit-learn to mine/requirements.txt (LAB_REQUIREMENTS), then `labctl up`; ")
+
+
+def test_an_option_that_a_script_does_not_take_is_told_the_nearest_of_its_usage(tmp_path: Path) -> None:
+    """Format argparse's error with the usage in the log: the nearest option, or the general advice."""
+    usage = "usage: train.py [-h] [--data DATA]\n                [--lr LR]\n"
+    log = f"{usage}train.py: error: unrecognized arguments: --dta x\n"
+    (tmp_path / "runs/r1").mkdir(parents=True)
+    (tmp_path / "runs/r1/output.log").write_text(log)
+    crashed = replace(RESULT, verdict="ERROR", cause="rank-crashed")
+    for option, step in (("--dta", "did you mean `--data`?"), ("--verbose", "the script has no such option")):
+        message = f"rank 0 on worker-0 exited with code 2: train.py: error: unrecognized arguments: {option} x"
+        assert f"next       {step}" in run_text(replace(crashed, message=message), tmp_path)
 
 
 def test_a_criterion_on_a_metric_misspelt_names_that_of_the_output() -> None:

@@ -202,7 +202,7 @@ def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path
     failed |= {"domain": "unknown", "retry": "unknown", "evidence": BROKEN}
     records.write(tmp_path, FIRST, log=log, **failed)
     page = report(tmp_path, FIRST).html
-    assert "Trying again: unknown whether it helps: RuntimeError" in page
+    assert "Trying again: may help: cause unclear" in page
     cause = page.partition("<h2>Lines with the cause</h2>")[2].partition("</pre>")[0]
     assert "Traceback:\nRuntimeError" in cause
     assert "step 98" in cause
