@@ -202,6 +202,7 @@ class DockerBackend:
         ensured, failed = images.plan_images(self.context, cluster, observed)
         self.cluster = cluster.excluding(failed)
         preflight.report_accelerator(self.context, self.cluster, lab)
+        self._warn_of_image(lab)
         preflight.warn_small_arp_table(self.context, self.cluster, lab)
         steps = (*ensured, *provision.plan_probe(self.cluster))
         if steps and not preview:
@@ -392,12 +393,20 @@ class DockerBackend:
         lab = self.lab()
         if replayed:
             return NewRun(lab=lab, job=replayed(now))
+        self._warn_of_image(lab)
         job = build_job(lab, workload, options, now, self.context.warn)
         if text := renamed(lab, options):
             self.context.notice(f"{options.hostfile}: {text}")
         return NewRun(
             lab=lab, job=job, rebuild=lambda moved: build_job(moved, workload, options, now, run_id=job.run_id)
         )
+
+    def _warn_of_image(self, lab: Lab) -> None:
+        """Warn if LAB_IMAGE is made for another accelerator than that of the nodes."""
+        from labctl.backends.docker.deploy import images
+
+        if warning := images.unfit_for(self.settings, lab.accelerator):
+            self.context.warn(warning)
 
     def observe(self, run: Run, *, preview: bool = False) -> Run:
         """Return the run with containers observed and a free port; begin checks. InUse for a replay if others run."""

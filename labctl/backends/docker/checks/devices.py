@@ -19,6 +19,7 @@ from labctl.backends import spec
 from labctl.backends.docker import agent
 from labctl.backends.docker.checks import engine
 from labctl.backends.docker.checks.examination import COUNT_SECONDS, ON_HOST, RECREATE, CheckContext, FileStatus
+from labctl.backends.docker.images import catalog
 from labctl.backends.finding import Finding, error, ok, warn
 from labctl.backends.state import Container
 from labctl.errors import ConfigError, HostError, LabError
@@ -82,21 +83,26 @@ def register_runtime(ctx: CheckContext, accelerator: str) -> tuple[str, str]:
 
 
 def container_starts(ctx: CheckContext) -> Iterator[Finding]:
-    """Start a container with the first node's devices: ok or error; nothing without devices or image."""
+    """Start a container with the first node's devices: ok or error; a warning without the image."""
     mapping = ctx.nodes[0].devices
-    if not mapping.devices or not ctx.observed.image:
+    if not mapping.devices:
         return
     ids = ", ".join(device.id for device in mapping.devices)
+    given = f"device{'s' * (len(mapping.devices) > 1)} {ids}"
+    if not ctx.observed.image:
+        summary = f"no container was started with {given}: image {ctx.lab.image} not found"
+        yield warn("LAB-RUNTIME-002", summary, "it is unknown if the engine can pass devices", "labctl up")
+        return
     reason = ctx.daemon.starts(ctx.lab.name, ctx.lab.image, mapping)
     if not reason:
-        yield ok("LAB-RUNTIME-002", f"a container with {ids} starts")
+        yield ok("LAB-RUNTIME-002", f"a container with {given} starts")
         return
     access = accelerators.get(ctx.lab.accelerator).engine
     fix, caution = register_runtime(ctx, ctx.lab.accelerator) if access.ways else ("labctl devices", "")
     if mapping.driver == "cdi":
         fix = ctx.as_root(access.generate_cdi.format(folder="/etc/cdi"))
-    summary, impact = f"a container with {ids} does not start: {reason}", f"the nodes would fail to start too{caution}"
-    yield error("LAB-RUNTIME-002", summary, impact, fix)
+    summary = f"a container with {given} does not start: {reason}"
+    yield error("LAB-RUNTIME-002", summary, f"the nodes would fail to start too{caution}", fix)
 
 
 def permissions(ctx: CheckContext) -> Iterator[Finding]:
@@ -118,7 +124,11 @@ def permissions(ctx: CheckContext) -> Iterator[Finding]:
         impact = f"ranks run as user {uid} and could not open it"
         yield error("LAB-DEVICE-002", f"{path} {why}", impact, ctx.as_root(fix))
     if groups and not closed:
-        yield ok("LAB-DEVICE-002", f"user {uid} may open all {len(groups)} device files")
+        yield ok("LAB-DEVICE-002", f"{user_name(ctx, str(uid))} may open {_device_files(len(groups))}")
+
+
+def _device_files(count: int) -> str:
+    return "the device's file" if count == 1 else f"all {count} device files"
 
 
 def why_closed(status: FileStatus, host: Host, groups: tuple[int, ...]) -> str:
@@ -231,8 +241,20 @@ def framework_count(ctx: CheckContext, container: Container) -> Iterator[Finding
         yield ok("LAB-DEVICE-004", f"{framework} counts {given} devices")
     else:
         reason = f": {stderr}" if done.code else ""
-        summary = f"{framework or 'torch'} counts {count or 'no'} of {given} devices{reason}"
-        yield error("LAB-DEVICE-004", summary, "each rank needs a device of its own", RECREATE, auto_fixable=True)
+        counted_few = f"counts {count or 'no'} of {given} devices{reason}"
+        yield _miscounted(ctx, framework or "torch", counted_few, in_vain=count == "0")
+
+
+def _miscounted(ctx: CheckContext, framework: str, counted_few: str, *, in_vain: bool) -> Finding:
+    """Return the error of a framework that counts too few devices; one of another image than labctl's may never."""
+    chosen = ctx.settings.text("LAB_IMAGE")
+    if in_vain and chosen not in ("", catalog.tag(ctx.lab.accelerator)):
+        summary = f"{framework} in image {chosen} {counted_few}"
+        impact = f"ranks would compute on the processor: the image lacks {ctx.lab.accelerator}'s {framework}"
+        fix = f"{ctx.unset_setting('LAB_IMAGE')} && labctl up  # or set LAB_ACCELERATOR=cpu"
+        return error("LAB-DEVICE-004", summary, impact, fix)
+    summary, impact = f"{framework} {counted_few}", "each rank needs a device of its own"
+    return error("LAB-DEVICE-004", summary, impact, RECREATE, auto_fixable=True)
 
 
 def count_devices(ctx: CheckContext, container: Container, counted: tuple[str, ...]) -> CompletedProcess:

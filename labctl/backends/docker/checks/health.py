@@ -60,4 +60,4 @@ def _findings(ctx: CheckContext, verdict: health.HostHealth) -> Iterator[Finding
         unknown = sum(condition.level == "unknown" for condition in verdict.conditions)
         parts = [human.count(len(verdict.conditions), "check"), f"{unknown} unknown", human.count(remarks, "remark")]
         shown = ", ".join(part for part in parts if not part.startswith("0 "))
-        yield ok(CODE, f"is fit: {shown} (labctl health)", verdict.host)
+        yield ok(CODE, f"host is fit: {shown} (labctl health)", verdict.host)

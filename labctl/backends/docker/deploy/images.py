@@ -253,6 +253,18 @@ def remark(settings: Settings, workload: Workload) -> str:
     return f"LAB_IMAGE is {chosen}, and {workload.name} asks for {asked}; LAB_IMAGE is used"
 
 
+def unfit_for(settings: Settings, accelerator: str) -> str:
+    """Return a warning if LAB_IMAGE is labctl's for another accelerator than that of the nodes; else an empty text."""
+    chosen = settings.text("LAB_IMAGE")
+    made_for = accelerators.of_image(catalog.name_of(chosen) or "")
+    if accelerator == accelerators.CPU or made_for in ("", accelerator):
+        return ""
+    return (
+        f"LAB_IMAGE is {chosen}, and the nodes have {accelerator} devices, which programs in it do not find:"
+        " unset LAB_IMAGE, or set LAB_ACCELERATOR=cpu"
+    )
+
+
 def image_of_hosts(cluster: Cluster) -> str:
     """Return the image that `down --images` removes from hosts. ConfigError if the lab has no remote hosts."""
     if not cluster.remote_hosts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +12,7 @@ from support import builders
 from support.fake_backend import FakeBackend, active
 
 from labctl.backends.docker.backend import DockerBackend, NewRun
-from labctl.backends.docker.deploy import readiness
+from labctl.backends.docker.deploy import images, readiness
 from labctl.backends.plan import Plan
 from labctl.config.context import Context
 from labctl.errors import HostError
@@ -122,6 +123,18 @@ def test_a_preview_takes_no_port_for_in_use_that_an_earlier_run_may_have(
         start.plan(backend, run, RunOptions(), preview=True)
     monkeypatch.setattr(left, "unfinished", lambda *_: {"r0": "its launcher was restarted"})
     assert start.plan(backend, run, RunOptions(), preview=True).steps
+
+
+def test_up_and_run_warn_of_an_image_for_another_accelerator(
+    backend: DockerBackend, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prepare up, then begin a run with an image that does not suit: each warns."""
+    monkeypatch.setattr(images, "unfit_for", lambda *_: "another accelerator's")
+    warning = Event(kind="warning", text="another accelerator's")
+    backend.plan_prepare()
+    assert events.count(warning) == 1
+    backend.begin(builders.workload(), RunOptions(), datetime(2026, 1, 2, tzinfo=timezone.utc))
+    assert events.count(warning) == 2
 
 
 def test_up_is_refused_during_a_run_before_images_and_probes(backend: DockerBackend) -> None:

@@ -1055,6 +1055,30 @@ def test_a_node_s_framework_must_count_the_devices_it_was_given(
     assert finding.level == level
 
 
+def test_an_image_that_counts_no_device_is_taken_out_of_the_settings(examined: Callable[..., CheckContext]) -> None:
+    """Count no device in an image that LAB_IMAGE names: the fix removes the setting, and is not automatic."""
+    lab = replace(with_devices("nvidia"), image="labctl/cpu")
+    ctx = examined(lab, env="LAB_IMAGE=labctl/cpu\n", told=Engine(out="torch 0\n"))
+    (finding,) = devices.framework_count(ctx, builders.container("worker-0"))
+    assert finding.summary == "torch in image labctl/cpu counts 0 of 2 devices"
+    assert finding.fix.startswith("sed -i '/^LAB_IMAGE=/d' .env && labctl up")
+    assert not finding.auto_fixable
+
+
+def test_without_the_image_it_is_said_that_no_device_was_passed(examined: Callable[..., CheckContext]) -> None:
+    """Check a lab with devices whose image is missing: a warning; nothing without devices."""
+    (finding,) = devices.container_starts(examined(with_devices("nvidia")))
+    assert (finding.level, finding.code) == ("warn", "LAB-RUNTIME-002")
+    assert finding.summary.startswith("no container was started with devices 0, 1: image ")
+    assert not list(devices.container_starts(examined()))
+
+
+@pytest.mark.parametrize(("count", "shown"), [(1, "the device's file"), (8, "all 8 device files")])
+def test_device_files_are_counted_in_words(count: int, shown: str) -> None:
+    """_device_files() names one file without a number."""
+    assert devices._device_files(count) == shown
+
+
 def test_devices_are_not_counted_while_a_run_has_them_nor_beyond_their_time(
     examined: Callable[..., CheckContext],
 ) -> None:

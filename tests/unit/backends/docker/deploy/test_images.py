@@ -260,3 +260,23 @@ def test_the_folder_of_a_dockerfile_is_read_once_a_command(tmp_path: Path, monke
     cluster = cluster_of(at(tmp_path))
     assert [cluster.image, cluster.image] == ["labctl/cpu-made"] * 2
     assert read == ["labctl/cpu"]
+
+
+@pytest.mark.parametrize(
+    ("image", "accelerator", "warned"),
+    [
+        ("labctl/cpu", "nvidia", True),
+        ("labctl/nvidia-horovod:latest", "habana", True),
+        ("labctl/nvidia-horovod", "nvidia", False),
+        ("labctl/nvidia", "cpu", False),
+        ("mine", "nvidia", False),
+        ("", "nvidia", False),
+    ],
+)
+def test_an_image_for_another_accelerator_is_warned_of(
+    tmp_path: Path, image: str, accelerator: str, warned: bool
+) -> None:
+    """Name labctl's image of another accelerator in LAB_IMAGE: a warning, not on nodes without devices."""
+    warning = images.unfit_for(at(tmp_path, LAB_IMAGE=image).settings(), accelerator)
+    assert warning.startswith(f"LAB_IMAGE is {image}, and the nodes have {accelerator} devices") is warned
+    assert bool(warning) is warned
