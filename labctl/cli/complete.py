@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -110,11 +109,13 @@ def pattern(incomplete: str) -> list[str]:
 
 
 def setting(incomplete: str) -> list[str]:
-    """Return ``KEY=`` for each setting, in bash also ``KEY=VALUE``, without which it adds a blank after ``=``."""
+    """Return ``KEY=`` for each setting; of a single one in bash also ``KEY=VALUE``, or it adds a blank after ``=``."""
     from labctl.config.settings import SETTINGS
 
-    ends = ("=", "=VALUE") if os.environ.get("_LABCTL_COMPLETE") == "complete_bash" else ("=",)
-    return beginning(incomplete, (f"{each.key}{end}" for each, end in product(SETTINGS, ends)))
+    found = beginning(incomplete, (f"{each.key}=" for each in SETTINGS))
+    if len(found) == 1 and os.environ.get("_LABCTL_COMPLETE") == "complete_bash":
+        found += beginning(incomplete, [f"{found[0]}VALUE"])
+    return found
 
 
 def hostfile_set(incomplete: str) -> list[str]:

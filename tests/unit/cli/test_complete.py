@@ -27,6 +27,7 @@ CASES = {
     "profile": ("validate --profile q", ["quick"]),
     "pattern": ("hostfiles --pattern r", ["ring", "random"]),
     "setting": ("up -s LAB_NOD", ["LAB_NODES=", "LAB_NODES=VALUE"]),
+    "settings, each once": ("up -s LAB_MEM", ["LAB_MEMORY=", "LAB_MEMLOCK="]),
     "set of hostfiles": ("batch hello ", ["hostfiles/4nodes_2xN"]),
     "option": ("status --verb", ["--verbose"]),
 }
