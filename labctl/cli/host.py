@@ -16,7 +16,7 @@ from labctl import flows
 from labctl.backends.finding import Receiver, ignore
 from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, Json, Setting, answering, confirmation, context
-from labctl.cli.output import Output, cut, printable, say, table, width_of
+from labctl.cli.output import Output, cut, printable, say, table, width_of, wrapped
 from labctl.errors import ConfigError, HostError
 from labctl.system import human
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from labctl.backends.finding import Finding, Level
     from labctl.doctor.causes import Problem
     from labctl.doctor.report import DoctorReport
+
+INDENT = 7
+"""Blanks before the rest of a line that is broken: below the code of a finding."""
 
 
 def init_command(
@@ -81,7 +84,7 @@ def doctor_command(
             receive = live_rows(output, verbose=verbose) if live else ignore
             report = flows.doctor(lab, node=node, receive=receive)
         rows = () if live else shown(report.findings, verbose=verbose)
-        output.answer(report, "\n".join(filter(None, (findings_table(rows), advice(report)))))
+        output.answer(report, "\n".join(filter(None, (findings_table(rows), advice(report, width_of(sys.stdout))))))
         if any(finding.level == "error" for finding in report.findings):
             sys.exit(HostError.exit_code)
 
@@ -105,7 +108,8 @@ def live_rows(output: Output, *, verbose: bool) -> Receiver:
     def receive(findings: Sequence[Finding]) -> None:
         """Print a row per finding to show."""
         for finding in shown(findings, verbose=verbose):
-            say(printable(f"{finding.level:<5}  {finding.code:<14}  {finding.node:<8}  {finding.summary}"))
+            row = f"{finding.level:<5}  {finding.code:<14}  {finding.node:<8}  {finding.summary}"
+            say(printable(wrapped(row, width_of(sys.stdout), INDENT)))
 
     return receive
 
@@ -121,26 +125,29 @@ def findings_table(findings: Sequence[Finding]) -> str:
     return table(("LEVEL", "CODE", "NODE", "SUMMARY"), rows) if rows else ""
 
 
-def advice(report: DoctorReport) -> str:
-    """Render impact and fix of each problem, the cause before what follows from it, and how many checks passed."""
+def advice(report: DoctorReport, width: int = 0) -> str:
+    """Render impact and fix of each problem, the cause before what follows from it, and how many checks passed.
+
+    Impacts are broken at ``width``, 0 for none; fixes are not, so that they can be copied.
+    """
     from labctl.doctor import causes
 
     problems = causes.problems(report.findings)
-    lines = list(chain.from_iterable(map(problem_lines, problems)))
+    lines = list(chain.from_iterable(problem_lines(problem, width) for problem in problems))
     lines += ["", *totals(report)] if lines else totals(report)
     if any(finding.auto_fixable for finding in chain.from_iterable(problem.findings for problem in problems)):
         lines.append("hint: `labctl doctor --fix` runs those fixes that only change labctl's own resources")
     return "\n".join(lines)
 
 
-def problem_lines(problem: Problem) -> Iterator[str]:
+def problem_lines(problem: Problem, width: int) -> Iterator[str]:
     """Yield the lines of a problem: impacts with their nodes, the fix, and what follows from it."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for finding in problem.findings:
         nodes.setdefault((finding.code, finding.impact), []).append(finding.node)
     yield ""
     for (code, impact), names in nodes.items():
-        yield f"{code} {', '.join(dict.fromkeys(names))}: {impact}"
+        yield wrapped(f"{code} {', '.join(dict.fromkeys(names))}: {impact}", width, INDENT)
     order = "first" if problem.consequences else "fix"
     yield f"  {'then' if problem.last else order}: {problem.fix}"
     if problem.consequences:

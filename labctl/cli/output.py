@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -260,6 +261,14 @@ def fitted(columns: Mapping[str, Sequence[str]], width: int, dispensable: Iterab
 def cut(text: str, width: int) -> str:
     """Cut the lines of a text to ``width`` characters, unless that is 0."""
     return "\n".join(human.shortened(line, width) for line in text.split("\n")) if width else text
+
+
+def wrapped(line: str, width: int, indent: int) -> str:
+    """Break a line between words at ``width`` characters, unless that is 0; paths stay whole."""
+    if not width:
+        return line
+    below = " " * indent
+    return textwrap.fill(line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
 
 
 def figure(metric: Mapping[str, Any], key: str = "value") -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from labctl import flows
 from labctl.cli import complete
 from labctl.cli.common import HERE, RUN_HELP, Directory, Json, Run, answering, context, not_an_option
-from labctl.cli.output import table
+from labctl.cli.output import table, width_of, wrapped
 from labctl.cli.run import metric_title, spread_table
 from labctl.system import human
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from labctl.runs.compare import Comparison, Group
     from labctl.runs.spread import Spread
 
-LONGEST = 60
-"""Characters of a value that the text shows."""
+LONGEST, SHORTEST = 60, 8
+"""Characters of a value that the text shows, at most and in a narrow terminal at least."""
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Environment variables of which one is set where a browser can be opened."""
 
@@ -42,7 +44,7 @@ def compare_command(
     """`labctl compare`: print what differs between runs, their figures, and whether these differ more than usual."""
     with answering(as_json=json) as output:
         answer = flows.compare(context(directory, output), runs, metric or ())
-        output.answer(answer, comparison_text(answer))
+        output.answer(answer, comparison_text(answer, width_of(sys.stdout)))
 
 
 def report_command(
@@ -113,28 +115,36 @@ def export_command(
         output.answer(answer, "\n".join(answer.files))
 
 
-def comparison_text(compared: Comparison) -> str:
-    """Render a table of groups of runs, what differs, their figures, remarks, and the conclusion."""
+def comparison_text(compared: Comparison, width: int = 0) -> str:
+    """Render groups of runs, what differs, their figures, remarks, and the conclusion in ``width`` columns; 0 for all.
+
+    Effects without a judgement are left out: the table of figures has their changes.
+    """
     from labctl.runs.compare import described
 
     runs: list[tuple[str, str, str]] = []
     for group in compared.groups:
         runs += [(group.name, run_id, outcome) for run_id, outcome in zip(group.runs, group.outcomes, strict=True)]
-    parts = [table(("GROUP", "RUN", "VERDICT"), runs), differences(compared), figures(compared.columns)]
-    for heading, words in described(compared):
-        parts.append("\n".join((heading, *(f"  {line}" for line in words)) if heading else words))
+    parts = [table(("GROUP", "RUN", "VERDICT"), runs), differences(compared, width), figures(compared.columns)]
+    judged = replace(compared, effects=tuple(effect for effect in compared.effects if effect.run or effect.basis))
+    for heading, words in described(judged):
+        parts.append("\n".join((heading, *(wrapped(f"  {line}", width, 4) for line in words)) if heading else words))
     return "\n\n".join(filter(None, (*parts, compared.conclusion)))
 
 
-def differences(compared: Comparison) -> str:
-    """Render what differs between groups as a table with a column per group; or that nothing does."""
+def differences(compared: Comparison, width: int = 0) -> str:
+    """Render what differs in a table with a column per group, cut to ``width``, 0 for all; or that nothing does."""
     if not compared.differences:
         return "nothing that was recorded differs"
     names = [group.name for group in compared.groups]
+    room = LONGEST
+    if width:
+        first = max(len("DIFFERS"), *(len(difference.what) for difference in compared.differences))
+        room = min(LONGEST, max(SHORTEST, (width - first) // len(names) - 2))
     rows = []
     for difference in compared.differences:
         values = (difference.values[name] or "-" for name in names)
-        rows.append((difference.what, *map(shortened, values)))
+        rows.append((difference.what, *(human.shortened(value, room) for value in values)))
     return table(("DIFFERS", *names), rows)
 
 

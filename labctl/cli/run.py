@@ -34,7 +34,7 @@ from labctl.cli.common import (
     context,
 )
 from labctl.cli.next_step import next_step
-from labctl.cli.output import figure, fitted, printable, table, width_of, write
+from labctl.cli.output import figure, fitted, printable, table, width_of, wrapped, write
 from labctl.errors import ConfigError, HostError, Interrupted
 from labctl.model import COMPLETED, Result
 from labctl.system import human
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 LOSSES, RATES = ("loss", "train_loss"), ("throughput",)
 """Metrics of a run in a list: the first of each that it has."""
 CSV_FIELDS = ("run_id", "started", "seconds", "workload", "state", "verdict", "cause", "world_size")
+WHOLE = ("next", "debug bundle", "files")
+"""Rows of a result that are commands or paths."""
 SHOWN, FOUND, CHANGES = 8, 3, 6
 """Ranks, lines with metrics that were found, and changes of nodes that the text of a result has at most."""
 USAGE = 64 << 10
@@ -204,10 +206,10 @@ def run_command(
         elif detach:
             launched = flows.launch(lab, name, options, ask)
             next_steps = f"next: labctl attach {launched.run_id}, or labctl stop {launched.run_id}"
-            output.answer(launched, f"{run_text(launched, lab.directory)}\n{next_steps}")
+            output.answer(launched, f"{run_text(launched, lab.directory, width_of(sys.stdout))}\n{next_steps}")
         else:
             answer = flows.run(lab, name, options, ask)
-            output.answer(answer, run_text(answer, lab.directory))
+            output.answer(answer, run_text(answer, lab.directory, width_of(sys.stdout)))
             sys.exit(answer.exit_code)
 
 
@@ -261,7 +263,7 @@ def attach_command(run: Run = "latest", directory: Directory = HERE, quiet: Quie
             hint = "`labctl attach` follows it again, `labctl stop` ends it"
             output.error(Interrupted("no longer followed: the run goes on", hint=hint))
             sys.exit(Interrupted.exit_code)
-        output.answer(answer, run_text(answer, lab.directory))
+        output.answer(answer, run_text(answer, lab.directory, width_of(sys.stdout)))
         sys.exit(answer.exit_code)
 
 
@@ -281,7 +283,7 @@ def stop_command(
             ended = f"no run is under way (the latest, {named.run_id}, has ended: {named.verdict})"
             raise HostError(ended, hint=f"labctl show {named.run_id}")
         answer = flows.stop(lab, named.run_id, grace)
-        output.answer(answer, run_text(answer, lab.directory))
+        output.answer(answer, run_text(answer, lab.directory, width_of(sys.stdout)))
 
 
 def stopping_text(run: RunSummary, grace: float) -> str:
@@ -485,7 +487,7 @@ def show_command(
         lab = context(directory, output)
         shown = flows.show(lab, run)
         answer = shown.result or shown.summary
-        output.answer(answer, run_text(answer, lab.directory))
+        output.answer(answer, run_text(answer, lab.directory, width_of(sys.stdout)))
 
 
 def repeated_text(repeated: RepeatedRuns) -> str:
@@ -522,8 +524,11 @@ def metric_title(name: str, spread: Spread) -> str:
     return f"{title} ({remarks})" if remarks else title
 
 
-def run_text(run: Result | RunSummary, lab: Path) -> str:
-    """Render a run's result, or its state if it has none, with the paths of its debug bundle and record."""
+def run_text(run: Result | RunSummary, lab: Path, columns: int = 0) -> str:
+    """Render a run's result, or its state if it has none, with the paths of its debug bundle and record.
+
+    Sentences are broken at ``columns``, 0 for none; commands and paths are not, so that they can be copied.
+    """
     from labctl.records import store
 
     rows = [("run", run.run_id)]
@@ -540,7 +545,8 @@ def run_text(run: Result | RunSummary, lab: Path) -> str:
         rows.append(("debug bundle", str(files / "evidence.tar.gz")))
     rows.append(("files", str(files)))
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}} {text}" for name, text in rows)
+    lines = ((name, f"{name:<{width}} {text}") for name, text in rows)
+    return "\n".join(line if name in WHOLE else wrapped(line, columns, width + 1) for name, line in lines)
 
 
 def result_rows(result: Result) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from labctl.backends.finding import Finding, error, ok, warn
+from labctl.cli import host
 from labctl.cli.host import advice, findings_table, live_rows, shown
 from labctl.cli.output import Output
 from labctl.doctor.report import DoctorReport
@@ -91,3 +92,23 @@ def test_on_a_terminal_findings_appear_as_checks_end(monkeypatch: pytest.MonkeyP
     assert out.getvalue() == ""
     receive([OPEN])
     assert out.getvalue() == "warn   LAB-KEY-003     local     others may read a key\n"
+
+
+def test_impacts_are_broken_at_the_width_of_the_terminal_and_fixes_are_not() -> None:
+    """Advise in 40 columns: the impact goes on below the code, the fix stays a line to copy."""
+    fix = "docker run --rm --volume /srv:/srv busybox chmod 600 key"
+    finding = warn("LAB-KEY-003", "open", "others may log in to every node", fix)
+    assert advice(report(finding), 40).splitlines()[1:4] == [
+        "LAB-KEY-003 local: others may log in to",
+        "       every node",
+        f"  fix: {fix}",
+    ]
+
+
+def test_rows_are_broken_at_the_width_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Print a finding in 40 columns: its summary goes on below its code."""
+    monkeypatch.setattr(host, "width_of", lambda _: 40)
+    live_rows(Output(), verbose=False)([warn("LAB-KEY-003", "others may read a key", "", "")])
+    assert capsys.readouterr().out == "warn   LAB-KEY-003     local     others\n       may read a key\n"

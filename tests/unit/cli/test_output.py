@@ -199,6 +199,14 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
     assert table(("NODE", "N"), [("worker-10", 1), ("w", "")]) == "NODE       N\nworker-10  1\nw"
 
 
+def test_sentences_of_a_result_are_broken_at_the_width_of_the_terminal_and_paths_are_not() -> None:
+    """Format a result in 40 columns: the ranks go on below their first, the folder stays whole."""
+    lab = Path("/srv/a-directory-with-a-name-that-is-long")
+    lines = run_text(RESULT, lab, 40).splitlines()
+    assert lines[4:6] == ["ranks      9 (0 on worker-0, 1 on", "           worker-1, 2 on worker-2, 3 on"]
+    assert lines[-1].endswith(f" {lab}/runs/r1")
+
+
 def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
     """Format a result: loss, metrics, ranks on nodes, seconds, verdict and folder."""
     assert run_text(RESULT, Path("/srv/lab")).splitlines() == [

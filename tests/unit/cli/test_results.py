@@ -12,8 +12,9 @@ from support.commandline import Labctl
 
 from labctl import flows
 from labctl.backends.docker.backend import DockerBackend
-from labctl.cli.results import open_page
+from labctl.cli.results import differences, open_page
 from labctl.model import Result
+from labctl.runs.compare import Comparison, Difference, Group
 
 FAST, SLOW = "20261125-203600-opt-tiny-0d07", "20261125-203700-opt-tiny-1e18"
 
@@ -50,10 +51,6 @@ METRIC                  A     B
 loss at the end         6.04  6.04 (+0 %)
 throughput (samples/s)  24.8  11.2 (-54.8 %)
 
-B against A
-  loss at the end: the same
-  throughput: 54.8 % slower
-
 1 run each is too few to tell (needs 3 or more): `labctl run opt-tiny --repeat 5`
 """
     assert answer.out == expected
@@ -78,6 +75,19 @@ throughput of {SLOW}: same settings; 25 % slower
 2 runs are too few to tell (needs 3 or more): `labctl run opt-tiny --repeat 5`
 """
     assert labctl("compare", FAST, SLOW).out == expected
+
+
+def test_values_that_differ_are_cut_to_the_width_of_the_terminal() -> None:
+    """Render a difference of long values: at most 60 characters each, in 60 columns fewer."""
+    compared = Comparison(
+        groups=tuple(Group(name=name, runs=(), verdicts=(), outcomes=(), metrics={}) for name in "AB"),
+        columns=(),
+        differences=(Difference(what="script", values={"A": "a" * 99, "B": "b" * 99}),),
+        effects=(),
+        conclusion="",
+    )
+    assert f"script   {'a' * 57}...  {'b' * 57}..." in differences(compared)
+    assert max(map(len, differences(compared, 60).splitlines())) in range(55, 61)
 
 
 def five(labctl: Labctl, figures: Sequence[float], micros: str) -> list[str]:
@@ -124,7 +134,7 @@ def test_compare_of_one_metric_is_of_that_alone(two: Labctl) -> None:
     """Compare with --metric: the other metrics are not shown, what differs is."""
     out = two("compare", FAST, SLOW, "--metric", "throughput").out
     assert "--micro-batch  4  1" in out
-    assert "throughput: 54.8 % slower" in out
+    assert "throughput (samples/s)  24.8  11.2 (-54.8 %)" in out
     assert "loss" not in out
 
 
