@@ -16,6 +16,7 @@ from labctl.backends.owner import owner
 from labctl.backends.state import Container, elsewhere, not_running
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError, raise_all
+from labctl.system.procfs import ROOT
 
 
 @contextmanager
@@ -104,8 +105,11 @@ def colors(where: Context, stdin: Literal["terminal", "pipe"]) -> tuple[str, ...
 
 
 def _programs(where: Context) -> frozenset[str]:
-    """Return the programs of vendors that show devices of a lab; none of a lab that is to have no devices."""
-    asked, modules = where.settings().text("LAB_ACCELERATOR"), accelerators.modules()
+    """Return the programs that show devices of a lab, of each vendor whose devices its workers may have."""
+    settings, modules = where.settings(), accelerators.modules()
+    asked = settings.text("LAB_ACCELERATOR")
+    if asked == "auto" and not settings.text("LAB_HOSTS"):
+        asked = accelerators.detect_accelerator(ROOT).name
     chosen = modules.values() if asked == "auto" else [modules[asked]]
     return frozenset().union(*(module.programs for module in chosen))
 

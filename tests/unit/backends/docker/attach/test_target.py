@@ -7,6 +7,8 @@ from typing import Literal
 
 import pytest
 
+from labctl import accelerators
+from labctl.accelerators import Detection
 from labctl.backends.docker.attach import target
 from labctl.config.context import Context
 from labctl.errors import ConfigError
@@ -46,20 +48,33 @@ def test_a_shell_has_the_colors_of_the_terminal(
     assert target.colors(context, stdin) == expected
 
 
-def lab_with(directory: Path, accelerator: str) -> Context:
-    """Return the context of a lab with this accelerator."""
-    (directory / ".env").write_text(f"LAB_NAME=demo\nLAB_ACCELERATOR={accelerator}\n")
+def lab_with(directory: Path, text: str) -> Context:
+    """Return the context of a lab with these lines of .env."""
+    (directory / ".env").write_text(f"LAB_NAME=demo\n{text}\n")
     return Context(directory=directory, environ={}, emit=lambda _: None, flags={})
 
 
 def test_a_program_that_shows_devices_is_sent_to_a_worker(tmp_path: Path) -> None:
     """Run nvidia-smi in the launcher: ConfigError with the command for a worker, before an engine is asked."""
+    where = lab_with(tmp_path, "LAB_ACCELERATOR=nvidia")
     with pytest.raises(ConfigError, match="the launcher has no devices for `nvidia-smi`") as caught:
-        target.attach(lab_with(tmp_path, "auto"), ("launcher",), ("nvidia-smi", "-L"), stdin="pipe", prompt=False)
+        target.attach(where, ("launcher",), ("nvidia-smi", "-L"), stdin="pipe", prompt=False)
     assert caught.value.hint == "labctl exec worker-0 -- nvidia-smi -L"
 
 
-@pytest.mark.parametrize(("accelerator", "known"), [("auto", True), ("nvidia", True), ("cpu", False)])
-def test_no_program_shows_devices_of_a_lab_without(tmp_path: Path, accelerator: str, known: bool) -> None:
-    """List programs that show devices: none with LAB_ACCELERATOR=cpu."""
-    assert ("nvidia-smi" in target._programs(lab_with(tmp_path, accelerator))) is known
+@pytest.mark.parametrize(
+    ("text", "here", "known"),
+    [
+        ("LAB_ACCELERATOR=cpu", "nvidia", False),
+        ("LAB_ACCELERATOR=nvidia", "cpu", True),
+        ("LAB_ACCELERATOR=auto", "cpu", False),
+        ("LAB_ACCELERATOR=auto", "nvidia", True),
+        ("LAB_ACCELERATOR=auto\nLAB_HOSTS=hosts.txt", "cpu", True),
+    ],
+)
+def test_programs_that_show_devices_are_those_of_vendors_that_workers_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, here: str, known: bool
+) -> None:
+    """List programs that show devices, by the setting, else by this machine's devices; with hosts those of all."""
+    monkeypatch.setattr(accelerators, "detect_accelerator", lambda _: Detection(name=here, devices=(), why=""))
+    assert ("nvidia-smi" in target._programs(lab_with(tmp_path, text))) is known
