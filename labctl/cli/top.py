@@ -136,7 +136,7 @@ def view_text(view: RunView, width: int = 0, height: int = 0) -> str:
         if rows:
             lines += ["", *sampled(head, rows, width)]
     if view.straggler:
-        lines += ["", sentence(view.straggler)]
+        lines += ["", f"in the last minute: {sentence(view.straggler)}"]
     if not height:
         return "\n".join(lines)
     ago = "" if progress.last_line is None else f"last line {clock(max(0, time.time() - progress.last_line))} ago  "

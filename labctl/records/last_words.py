@@ -36,6 +36,8 @@ PLACE = re.compile(r" \([^()\s]+:\d+\)\.?$")
 FATAL = re.compile(r"^Fatal Python error: ")
 # Python's words after abort(), and the reason, which the C++ library printed before.
 ABORTED, REASON = "Fatal Python error: Aborted", re.compile(r"^\s*what\(\): |^terminate called without")
+# Last of Open MPI's blocks about a failed start, which lists what may be why.
+VAGUE = re.compile(r"It looks like \S+ failed for some reason")
 # Stack of C++ below an error of torch.
 C_FRAME = re.compile(r"^(frame #\d+: |Exception raised from )")
 # Errors of gloo, torch's store, NCCL, MPI and Horovod in a rank that lost its peers or waited for one in vain, and the
@@ -289,8 +291,14 @@ def _group(lines: list[str]) -> str:
 
 
 def _block(lines: list[str]) -> str:
-    """Return up to three lines of a block between two rules at the end, as Open MPI prints; empty if none."""
+    """Return up to three lines of a block between two rules at the end, as Open MPI prints; empty if none.
+
+    A block that names no reason gives way to the one before.
+    """
     rules = [at for at, line in enumerate(lines) if len(line) > 20 and not line.strip("-=*")]
     if len(rules) < 2 or rules[-1] != len(lines) - 1:
         return ""
-    return " ".join(line.strip() for line in lines[rules[-2] + 1 : rules[-1]][:3])
+    ends = zip(rules[-2::-2], rules[::-2], strict=False)
+    blocks = [lines[begin + 1 : end] for begin, end in ends]
+    block = next((block for block in blocks if not VAGUE.match(" ".join(block))), blocks[0])
+    return " ".join(line.strip() for line in block[:3])

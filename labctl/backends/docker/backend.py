@@ -249,12 +249,20 @@ class DockerBackend:
         if isinstance(plan, UpPlan) and plan.lab:
             self._bring_up(plan, plan.lab)
         elif isinstance(plan, DownPlan):
-            raise_all(carry_out(plan.steps, self._deployment(), plan.failed))
+            failed = carry_out(plan.steps, self._deployment(), plan.failed)
+            self._warn_of_left()
+            raise_all(failed)
             self.context.forget_image()
         elif plan.steps:
             deployment = self._deployment()
             carry_out(plan.steps, deployment, self.cluster.failed)
             self.cluster, self._observed, self._early = deployment.cluster, None, None
+
+    def _warn_of_left(self) -> None:
+        """Warn of nodes on hosts that did not answer: they may still run."""
+        for host in self.cluster.failed:
+            nodes = human.listed(node for node, place in self.cluster.placement.items() if place == host)
+            self.context.warn(f"{nodes} on {host} may still run: repeat `labctl down` when {host} answers")
 
     def _deployment(self) -> Any:
         """Return a deployment for steps that need no lab."""

@@ -283,6 +283,33 @@ def test_a_line_is_about_an_error_by_its_words(line: str, is_about_error: bool) 
     assert last_words.is_error(line) == is_about_error
 
 
+MPI_START = """\
+--------------------------------------------------------------------------
+A call to mkdir was unable to create the desired directory:
+
+  Directory: /tmp/ompi.launcher.0
+  Error:     File exists
+
+Please check to ensure you have adequate permissions to perform
+the desired operation.
+--------------------------------------------------------------------------
+[launcher:00525] [[40828,0],0] ORTE_ERROR_LOG: Error in file ../../../orte/util/session_dir.c at line 107
+--------------------------------------------------------------------------
+It looks like orte_init failed for some reason; your parallel process is
+likely to abort.  There are many reasons that a parallel process can
+fail during orte_init; some of which are due to configuration or
+--------------------------------------------------------------------------
+"""
+
+
+def test_of_open_mpis_blocks_the_one_that_names_a_reason_is_quoted() -> None:
+    """Quote a failed start of mpirun: the block about mkdir, not the last one, which names no reason; alone, that."""
+    lines = MPI_START.splitlines()
+    reason = "A call to mkdir was unable to create the desired directory: Directory: /tmp/ompi.launcher.0 Error:"
+    assert last_words.quoted(lines).startswith(reason)
+    assert last_words.quoted(lines[10:]).startswith("It looks like orte_init failed")
+
+
 FAILED = """\
 E1129 13:56:47.072000 665 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0
 Traceback (most recent call last):

@@ -169,6 +169,7 @@ def findings_on(
 
     targets = [target for target in cluster.inventory if target.name in cluster.failed]
     failed = [unreachable(target, cluster.failed[target.name]) for target in targets]
+    cluster = replace(cluster, unplaced=True)
     try:
         # Without its warnings, which are among the findings.
         lab, lacking = lab_to_examine(replace(context, emit=lambda _: None), cluster, ask=ask)
@@ -179,6 +180,9 @@ def findings_on(
     unreached = [finding for finding in failed if finding.node not in cluster.connections]
     receive(unreached)
     whole = check_context(context, cluster, lab, only=node)
+    if lab.hosts[0].name not in (HERE, *cluster.dumps):
+        # Nothing is known of the launcher's host, and so of the lab as a whole.
+        checks = tuple(check for check in checks or (*CHECKS, *NODE_CHECKS) if check.scope != "lab")
     return (*unreached, *examine(whole, lacking, checks, receive=receive))
 
 

@@ -40,9 +40,10 @@ def report_accelerator(context: Context, cluster: Cluster, lab: Lab) -> None:
         return
     first = lab.hosts[0].name
     on_host = "" if first == HERE else f"{first}: "
+    on_hosts = "" if first == HERE else f"{human.listed(host.name for host in lab.hosts)}: "
     unserved = tuple(f"{on_host}{remark}" for remark in accelerators.unserved(cluster.root(first)))
     tell = context.warn if unserved and lab.accelerator == "cpu" else context.notice
-    tell(f"accelerator {lab.accelerator} ({spec.choice(cluster.settings, cluster.root(first))[1]})")
+    tell(f"{on_hosts}accelerator {lab.accelerator} ({spec.choice(cluster.settings, cluster.root(first))[1]})")
     for remark in unserved if lab.accelerator != "cpu" else ():
         context.warn(remark)
 

@@ -69,6 +69,8 @@ class Cluster(Struct, frozen=True, kw_only=True, dict=True):
     """Report per host; for an unreachable host the last report."""
     failed: Mapping[str, HostError] = field(default_factory=dict)
     """Errors of hosts that do not answer or are unusable."""
+    unplaced: bool = False
+    """True to examine what was reached although the first host, with the launcher, never was."""
 
     @property
     def network(self) -> Network:
@@ -317,8 +319,9 @@ def _last_dumps(directory: Path, hosts: tuple[InventoryHost, ...]) -> dict[str, 
 def detect_hardware(cluster: Cluster) -> DetectedHardware:
     """Return the accelerator, the hosts, and errors of those that lack what a node needs; HostError if all do.
 
-    Hosts that were never reached are left out. HostError if the first host is, which has the launcher. If all hosts
-    lack the devices that the settings ask for, the settings are wrong: raises the first host's error.
+    Hosts that were never reached are left out. HostError if the first host is, which has the launcher, unless the cluster
+    is ``unplaced``. If all hosts lack the devices that the settings ask for, the settings are wrong: raises the
+    first host's error.
     """
     from labctl import accelerators
     from labctl.backends import spec
@@ -326,11 +329,15 @@ def detect_hardware(cluster: Cluster) -> DetectedHardware:
     accelerator = cluster.settings.text("LAB_ACCELERATOR")
     require_shared(cluster)
     reported = [(number, host) for number, host in enumerate(cluster.inventory) if host.name in (HERE, *cluster.dumps)]
-    if not reported or reported[0][0] != 0:
-        raise cluster.failed[cluster.inventory[0].name]
     endpoints = endpoints_of(cluster, [target for _, target in reported])
     hosts: list[Host] = []
     lacking: dict[str, LabError] = {}
+    if not reported or reported[0][0] != 0:
+        first = cluster.inventory[0].name
+        if not (reported and cluster.unplaced):
+            raise cluster.failed[first]
+        hosts.append(Host(name=first, cpus=(0,), memory=0, mtu=0, uid=0, gid=0))
+        lacking[first] = cluster.failed[first]
     for number, target in reported:
         dump = cluster.dumps.get(target.name)
         try:

@@ -67,12 +67,12 @@ def expected_nodes(cluster: Cluster, existing: Collection[str]) -> dict[str, str
 
 
 def absent_nodes(observed: ObservedState, expected: Mapping[str, str], silent: Failures) -> Iterator[NodeStatus]:
-    """Yield the status of nodes on silent hosts, and, unless the lab is down, of those without a container."""
+    """Yield the status of nodes on silent hosts, and, unless the lab is surely down, of those without a container."""
     for node, host in expected.items():
         role = "launcher" if node == model.LAUNCHER else "worker"
         if host in silent:
             yield NodeStatus(name=node, role=role, host=host, state="unreachable", reason=silent[host].message)
-        elif observed.containers and not observed.container(node):
+        elif (observed.containers or silent) and not observed.container(node):
             yield NodeStatus(name=node, role=role, host=host, state="missing")
 
 

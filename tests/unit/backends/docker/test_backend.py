@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from support import builders
 from support.fake_backend import FakeBackend, active
 
-from labctl.backends.docker.backend import DockerBackend, NewRun
+from labctl.backends.docker.backend import DockerBackend, DownPlan, NewRun
 from labctl.backends.docker.deploy import images, readiness
 from labctl.backends.plan import Plan
 from labctl.config.context import Context
+from labctl.config.inventory import InventoryHost
 from labctl.errors import HostError
 from labctl.jobs.request import RunOptions
 from labctl.model import Event, Job, Lab, Mount
@@ -147,3 +148,16 @@ def test_up_is_refused_during_a_run_before_images_and_probes(backend: DockerBack
     with pytest.raises(HostError, match="cannot change the lab while run r1"):
         backend.plan_prepare()
     assert backend.plan_prepare(preview=True).steps
+
+
+def test_down_names_nodes_that_may_still_run_on_a_host_that_does_not_answer(
+    backend: DockerBackend, events: list[Event]
+) -> None:
+    """With blue unreachable, carrying out the removal warns of worker-1 there, and raises the error of blue."""
+    lost = HostError("blue: no sshd on port 2222: connection refused", node="blue")
+    targets = tuple(InventoryHost(name=name) for name in ("red", "blue"))
+    backend.cluster = replace(backend.cluster, inventory=targets, failed={"blue": lost})
+    with pytest.raises(HostError, match="blue: no sshd"):
+        backend.carry_out(DownPlan((), failed={"blue": lost}))
+    texts = [event.text for event in events]
+    assert texts == ["worker-1 on blue may still run: repeat `labctl down` when blue answers"]

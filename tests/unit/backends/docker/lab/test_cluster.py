@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 from support import builders
 from support.fake_backend import FakeBackend
 
@@ -211,3 +212,17 @@ def test_only_a_lab_that_is_running_is_asked_over_ssh_meanwhile(opened: Open, go
     nodes = tuple(builders.node(number, host=name) for number, name in enumerate(NAMES))
     of = builders.lab(nodes, hosts=tuple(builders.host(name=name) for name in NAMES))
     assert bool(connected.begin_reach(builders.observed(of, **changes))) == over_ssh
+
+
+def test_hosts_are_examined_without_a_first_one_that_was_never_reached(context: Context, opened: Open) -> None:
+    """With h0 never reached, hardware is an error, unless unplaced: then h0 lacks all, and h1 and h2 are as found."""
+    lost = HostError("h0: no sshd on port 2222: connection refused", node="h0")
+    whole = opened()
+    dumps = {name: whole.dumps[name] for name in NAMES[1:]}
+    headless = replace(whole, dumps=dumps, failed={"h0": lost})
+    with pytest.raises(HostError, match="no sshd"):
+        cluster.detect_hardware(headless)
+    hardware = cluster.detect_hardware(replace(headless, unplaced=True))
+    assert [host.name for host in hardware.hosts] == [*NAMES]
+    assert [host.memory for host in hardware.hosts] == [0, 2 << 20, 2 << 20]
+    assert list(hardware.lacking) == ["h0"]

@@ -52,6 +52,23 @@ def test_nodes_are_in_their_order_also_where_a_host_does_not_answer(tmp_path: Pa
     ]
 
 
+def test_nodes_of_hosts_that_answer_are_missing_where_another_host_is_silent(tmp_path: Path) -> None:
+    """Without containers and with h0 silent, the node of h1 is listed as missing beside those of h0."""
+    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
+    where = Cluster(
+        settings=context.settings(),
+        directory=tmp_path,
+        engine=MultiHostEngine({"h1": FakeBackend(seen=ObservedState(host="h1"))}, {}),
+        inventory=tuple(InventoryHost(name=name) for name in ("h0", "h1")),
+        failed={"h0": HostError("h0: silent", node="h0")},
+    )
+    status = status_of(context, where)
+    assert [(node.name, node.state) for node in status.nodes] == [
+        ("launcher", "unreachable"), ("worker-0", "unreachable"), ("worker-1", "missing"),
+    ]  # fmt: skip
+    assert status.state == "unknown"
+
+
 def test_a_lab_of_this_name_in_another_directory_is_shown_with_a_warning(tmp_path: Path) -> None:
     """A lab whose containers another directory made is listed, with a warning that names that directory."""
     remote, events = tmp_path / "there", list[Event]()
