@@ -17,7 +17,7 @@ from labctl.accelerators import leases
 from labctl.backends.docker import agent
 from labctl.backends.docker.checks.engine import judge_skew, skew
 from labctl.backends.docker.checks.examination import RECREATE, SSH_SECONDS, UP, CheckContext
-from labctl.backends.docker.deploy import plan
+from labctl.backends.docker.deploy import drift, plan
 from labctl.backends.docker.hosts import ssh_errors
 from labctl.backends.finding import LIMIT, Finding, error, ok, warn
 from labctl.backends.state import Container, lost, not_running
@@ -134,7 +134,10 @@ def link(ctx: CheckContext, worker: Container, answer: dict[str, Any]) -> Iterat
 
 
 def inside(ctx: CheckContext, container: Container) -> Iterator[Finding]:
-    """Run `lookaround.py` in a node; yield findings on its clock, interfaces and, on the first node, master port."""
+    """Look at a node from within; yield findings on its mounts, clock, interfaces and, on the first, master port."""
+    for why in drift.replaced(ctx.lab, ctx.engine, (container,)).values():
+        impact = "the node sees the old directory, and `labctl run` the new one"
+        yield error("LAB-NODE-003", f"is out of date: {why}", impact, UP, auto_fixable=True)
     before = time.time()
     (seen,) = ask(ctx, container, "look", str(ctx.lab.master_port))
     yield judge_skew(ctx, skew(seen["time"], before), "its clock")

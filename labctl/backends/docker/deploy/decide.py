@@ -31,7 +31,7 @@ def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) ->
         observed,
         local=local,
         stale=drifted.hosts,
-        unusable=drifted.containers,
+        unusable={**drift.replaced(lab, cluster.engine, observed.containers), **drifted.containers},
         failed=failed,
         applied=applied.file(context.directory, cluster.settings),
     )

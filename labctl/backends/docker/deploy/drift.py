@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import PurePosixPath
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
 from labctl import naming
+from labctl.backends.docker import agent
 from labctl.backends.docker.compose import ssh_keys
 from labctl.backends.docker.deploy import provision
 from labctl.backends.docker.deploy.provision import WORKLOADS
+from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.hosts import push
 from labctl.backends.docker.hosts.push import SyncState
 from labctl.backends.docker.hosts.ssh import Connection
+from labctl.backends.state import Container
 from labctl.errors import HostError
-from labctl.model import LAUNCHER, File, Host, Lab
+from labctl.model import HERE, LAUNCHER, File, Host, Lab
 from labctl.system.parallel import map_hosts
 
 LOST: dict[SyncState, str] = {"stale": "has other files", "missing": "its files are gone"}
@@ -58,6 +61,36 @@ def find(
             stale.add(name)
         lost |= {node: reason for node, reason in broken(lab, name, folders) if node not in renewed}
     return Drift(frozenset(stale), {**lost, **dict.fromkeys(keyless, "its keys are gone")}), silent
+
+
+def replaced(lab: Lab, engine: Engine, containers: Iterable[Container]) -> dict[str, str]:
+    """Return the running containers of this machine that mount a directory replaced since, each with the reason.
+
+    A container keeps the directory that had the path when it started, also if that was moved or removed.
+    """
+    here = lab.containers_on(HERE)
+    examined = (container for container in containers if container.state == "running" and container.node in here)
+    sources = {container.node: replaced_source(lab, engine, container) for container in examined}
+    return {node: f"{source} changed: moved or made anew" for node, source in sources.items() if source}
+
+
+def replaced_source(lab: Lab, engine: Engine, container: Container) -> str:
+    """Return the first directory that a container mounts, and that is another one now; empty if there is none."""
+    touched = {target: source for source, target in container.mounts if changed_since(source, container.created)}
+    if not touched:
+        return ""
+    look = ("stat", "-c", "%i %n", *touched)
+    printed = engine.exec(container.name, look, user=agent.user(lab, container.node)).out
+    lines = (line.partition(" ") for line in printed.splitlines())
+    seen = {target: int(inode) for inode, _, target in lines}
+    others = (source for target, source in touched.items() if seen.get(target, 0) != Path(source).stat().st_ino)
+    return next(others, "")
+
+
+def changed_since(source: str, when: float) -> bool:
+    """Tell if a path is a directory whose entries or name changed since, as those of a new one did."""
+    path = Path(source)
+    return path.is_dir() and path.stat().st_ctime >= when
 
 
 def has_any(node: str, changed: tuple[File, ...]) -> bool:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from labctl import accelerators, launchers, model, naming
 from labctl.backends.docker import agent
 from labctl.backends.docker.compose import render
-from labctl.backends.docker.deploy import applied, images, plan, preflight
+from labctl.backends.docker.deploy import applied, drift, images, plan, preflight
 from labctl.backends.docker.engine import Engine, connection_to
 from labctl.backends.docker.hosts import facts as survey
 from labctl.backends.docker.images import catalog
@@ -88,7 +88,8 @@ def require_ready(
         context.warn(f"lab {lab.name} {_state(lacking)}, so its launcher was not asked for programs and inputs")
         return
     changed = applied.changed(context.directory, cluster.settings)
-    require_up(lab, job, observed, named(lacking, changed), context.flags)
+    replaced = drift.replaced(lab, cluster.engine, filter(None, (observed.container(model.LAUNCHER),)))
+    require_up(lab, job, observed, named(lacking, changed) or [*replaced.items()], context.flags)
     require_inputs(lab, job, cluster.engine)
     if launcher:
         require_program(lab, job, cluster.engine)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
+from msgspec.structs import replace
 from support import builders
 from support.nearby import Nearby
 
@@ -14,8 +16,10 @@ from labctl import naming
 from labctl.backends.docker.compose import render, ssh_keys
 from labctl.backends.docker.deploy import drift, provision
 from labctl.backends.docker.deploy.drift import Drift
+from labctl.backends.docker.engine import Engine
 from labctl.model import Lab
 from labctl.system.files import outdated, write_all
+from labctl.system.process import CompletedProcess
 
 NOTHING = Drift(frozenset(), {})
 NEW = "its files are gone"
@@ -150,3 +154,32 @@ def test_a_host_that_does_not_say_is_named(rack: Rack) -> None:
     outdated, mute = drift.find(rack.lab, rack.connections, (), ())
     assert outdated == NOTHING
     assert [error.node for error in mute.values()] == ["blue"]
+
+
+class Inside:
+    """An engine whose containers see the directories that had their paths when they started."""
+
+    def __init__(self, seen: dict[str, int]) -> None:
+        self.seen = seen
+
+    def exec(self, _container: str, argv: tuple[str, ...], **_: object) -> CompletedProcess:
+        """Print the inode and path of the targets that `stat` is asked for."""
+        printed = "".join(f"{self.seen[path]} {path}\n" for path in argv[3:] if path in self.seen)
+        return CompletedProcess(argv, 0, printed, "")
+
+
+def test_a_container_whose_directory_was_replaced(tmp_path: Path) -> None:
+    """A directory that was made anew is not what the container mounts; one that only changed is."""
+    lab = builders.lab()
+    sources = {name: tmp_path / name for name in ("runs", "cache")}
+    for source in sources.values():
+        source.mkdir()
+    engine = Inside({f"/workspace/{name}": source.stat().st_ino for name, source in sources.items()})
+    mounts = tuple((str(source), f"/workspace/{name}") for name, source in sources.items())
+    container = builders.container("worker-0", mounts=mounts, created=sources["runs"].stat().st_ctime - 1)
+    assert drift.replaced(lab, cast(Engine, engine), (container,)) == {}
+    sources["runs"].rename(tmp_path / "moved")
+    sources["runs"].mkdir()
+    why = f"{sources['runs']} changed: moved or made anew"
+    assert drift.replaced(lab, cast(Engine, engine), (container,)) == {"worker-0": why}
+    assert drift.replaced(lab, cast(Engine, engine), (replace(container, state="exited"),)) == {}
