@@ -504,15 +504,9 @@ def _section(label: str, run: RecordedRun, path: Path, beside: Path) -> Section:
         missed=_excerpt(_missed(run, lines)),
         last=_excerpt(lines[-EXCERPT:]),
         late=straggler.sentence(result.straggler) if result.straggler else "",
-        command=_command(path),
+        command=run.command,
         origin=_origin(path, run),
     )
-
-
-def _command(path: Path) -> str:
-    """Return the command line that repeats a record's run; empty if it is not recorded."""
-    settings = store.decode(path / "settings.json", list[dict[str, str]]) or ()
-    return origin.command(store.job(path).request, settings)
 
 
 def _origin(path: Path, run: RecordedRun) -> dict[str, str]:

@@ -38,6 +38,8 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     result: Result
     target: str
     """Its workload, ``--script FILE``, ``-m MODULE`` or ``-- COMMAND``, as `labctl run` takes it."""
+    command: str
+    """The command line that repeats it; empty if it is not recorded."""
     facts: Mapping[str, str]
     declared: Mapping[str, Metric]
     series: Mapping[str, Sequence[Sample]]
@@ -89,9 +91,12 @@ class Comparison(Struct, frozen=True, kw_only=True):
 def read(lab: Path, result: Result) -> RecordedRun:
     """Read an ended run's record: what it is, facts, declared metrics and samples by metric."""
     path = store.directory(lab, result.run_id)
+    request = store.job(path).request
+    settings = store.decode(path / "settings.json", list[dict[str, str]]) or ()
     return RecordedRun(
         result=result,
-        target=origin.target(store.job(path).request or {}, result.workload),
+        target=origin.target(request or {}, result.workload),
+        command=origin.command(request, settings),
         facts=_facts(path, result),
         declared={metric.name: metric for metric in store.workload(path).metrics},
         series=series.by_metric(series.read(lab, result.run_id)),

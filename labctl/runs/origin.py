@@ -57,7 +57,7 @@ def command(request: Mapping[str, Any] | None, settings: Sequence[Mapping[str, s
     options = convert(request.get("options") or {}, RunOptions)
     words = ["labctl", "run", *filter(None, [request.get("workload")]), *_options(options)]
     for setting in settings:
-        if setting["origin"] == "flag":
+        if setting.get("origin") == "flag":
             words += ["-s", _redacted_word(f"{setting['key']}={setting['value']}")]
     if last := options.command or options.words:
         words += ["--", *_redacted(last)]

@@ -319,9 +319,9 @@ def _last_dumps(directory: Path, hosts: tuple[InventoryHost, ...]) -> dict[str, 
 def detect_hardware(cluster: Cluster) -> DetectedHardware:
     """Return the accelerator, the hosts, and errors of those that lack what a node needs; HostError if all do.
 
-    Hosts that were never reached are left out. HostError if the first host is, which has the launcher, unless the cluster
-    is ``unplaced``. If all hosts lack the devices that the settings ask for, the settings are wrong: raises the
-    first host's error.
+    Hosts that were never reached are left out. HostError if the first host is, which has the launcher, unless the
+    cluster is ``unplaced``. If all hosts lack the devices that the settings ask for, the settings are wrong: raises
+    the first host's error.
     """
     from labctl import accelerators
     from labctl.backends import spec
