@@ -662,5 +662,7 @@ class Result(Struct, frozen=True, kw_only=True):
             return ""
         helps = {"helps": "helps", "does not": "does not help"}.get(self.retry)
         whose = "workload or infrastructure" if self.domain == "unknown" else self.domain
-        # Without a known cause the evidence is the whole message.
-        return f"{helps}: {self.evidence} ({whose})" if helps else f"may help: cause unclear ({whose})"
+        if not helps:
+            return f"may help: cause unclear ({whose})"
+        evidence = "" if self.evidence == self.message else f": {self.evidence}"
+        return f"{helps}{evidence} ({whose})"

@@ -50,8 +50,8 @@ STYLE = re.compile(r"(\033\[[0-9;:]*m)")
 class Output:
     """Output of a command; with ``as_json`` the answer, or error, is one JSON document.
 
-    With ``quiet`` the output of runs is not printed. A command goes on if nobody reads its progress, as after
-    ``2>&1 | head``, unless it ``only_shows`` what others do.
+    With ``quiet`` neither steps nor the output of runs are printed. A command goes on if nobody reads its progress, as
+    after ``2>&1 | head``, unless it ``only_shows`` what others do.
     """
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False, only_shows: bool = False) -> None:
@@ -60,15 +60,15 @@ class Output:
         self._bar: Bar | None = None
 
     def event(self, event: Event) -> None:
-        """Print an event to stderr, except run output if ``quiet``, and ``waiting`` if ``as_json``.
+        """Print an event to stderr, except steps and run output if ``quiet``, and ``waiting`` if ``as_json``.
 
-        A step is cut to the width of a terminal, and if ``quiet`` to a line.
+        A step is cut to the width of a terminal.
         """
-        if event.kind == "line" and self.quiet:
+        if event.kind in ("line", "step") and self.quiet:
             return
         if event.kind == "line":
             self.tell(program_text(event.text, sys.stderr, mark=color("  | ", DIM)))
-        elif event.kind == "step" and (self.quiet or sys.stderr.isatty()):
+        elif event.kind == "step" and sys.stderr.isatty():
             self.tell(human.shortened(printable(event.text, kept=""), width_of(sys.stderr) or USUAL_WIDTH))
         elif event.kind == "warning":
             self.tell(f"{color('warning:', YELLOW)} {printable(event.text)}")

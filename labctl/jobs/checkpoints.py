@@ -90,7 +90,7 @@ def _other_pattern(lab: Lab, workload: Workload, run_id: str) -> str:
     """Return the pattern that what looks like a checkpoint of the run matches; else how to have some saved."""
     top = store.directory(lab.directory, run_id)
     saved = _newest(top)
-    if saved is None or (workload.resume and (top / saved).match(workload.resume.checkpoint)):
+    if saved is None or (workload.resume and any(top.glob(workload.resume.checkpoint))):
         return "have the script save checkpoints, as opt-*, lora-clm and vit do with --set save-every=STEPS"
     return f"the run has {saved}, which `checkpoint: '{_pattern(saved)}'` matches"
 

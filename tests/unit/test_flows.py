@@ -379,7 +379,7 @@ def test_a_run_observes_once_and_makes_what_its_dry_run_says(
     # Why a run failed is packed besides.
     excluded = ("work/", "evidence.tar.gz")
     assert all(path in "\n".join(planned) for path in files(record) if not path.startswith(excluded))
-    assert "work/ (files of hello: 2)" in "\n".join(planned)
+    assert "work/ (2 files of project `hello`)" in "\n".join(planned)
     assert "#5 write runs/" in (record / "plan.txt").read_text()
 
 

@@ -173,13 +173,13 @@ def test_a_script_that_does_not_say_how_gets_its_newest_checkpoint_by_hand(of: L
 
 def test_what_was_saved_elsewhere_is_named_with_its_pattern(of: Lab) -> None:
     """Resume a run whose checkpoints are not where it is declared: the hint has the pattern that matches."""
-    folder = of.directory / "runs/r1/work/mine/out"
+    folder = of.directory / "runs/r1/work/mine/checkpoints"
     folder.mkdir(parents=True)
     (folder / "epoch-2.pt").touch()
     with pytest.raises(ConfigError, match="nothing in ") as caught:
         going_on(of)
     assert caught.value.hint.startswith(
-        "the run has work/mine/out/epoch-2.pt, which `checkpoint: 'work/mine/out/*.pt'` matches; "
+        "the run has work/mine/checkpoints/epoch-2.pt, which `checkpoint: 'work/mine/checkpoints/*.pt'` matches; "
     )
 
 

@@ -16,6 +16,7 @@ from labctl.backends.docker.compose import render
 from labctl.backends.finding import Finding, Level, error, ok, problem, warn
 from labctl.backends.spec import own_mounts
 from labctl.config.settings import in_bytes
+from labctl.errors import nearest
 from labctl.model import HERE, Mount
 from labctl.system import human
 
@@ -107,9 +108,21 @@ def mounts(ctx: CheckContext) -> Iterator[Finding]:
         elif mount.source in created_by_up or below:
             yield ok("LAB-MOUNT-001", f"{mount.source} -> {mount.target} (created by the first `labctl up`)")
         else:
+            near = near_folder(Path(mount.source)) if ctx.name == HERE and mount.source != cache else ""
             fix, fixable = ctx.command(f"mkdir -p {shlex.quote(mount.source)}"), mount.source == cache
+            fix = f"did you mean `{near}`? otherwise: {fix}" if near else fix
             summary = f"{mount.source}, mounted at {mount.target}, not found"
             yield error("LAB-MOUNT-001", summary, "its nodes would not start", fix, auto_fixable=fixable)
+
+
+def near_folder(missing: Path) -> str:
+    """Return the path beside a missing one of this machine that is named most like it; empty if none is."""
+    try:
+        beside = [path.name for path in missing.parent.iterdir()]
+    except OSError:
+        return ""
+    near = nearest(missing.name, beside)
+    return str(missing.with_name(near)) if near else ""
 
 
 def existing_mount(ctx: CheckContext, mount: Mount, state: FileStatus, *, folder: bool) -> Finding:

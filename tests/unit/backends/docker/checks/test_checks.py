@@ -423,6 +423,16 @@ def test_a_mount_that_up_would_make_is_no_fault_and_another_stops_it(
     assert refused.value.hint == "mkdir -p /nonexistent/clone"
 
 
+def test_a_missing_mount_is_told_the_folder_that_was_meant(
+    examined: Callable[..., CheckContext], tmp_path: Path
+) -> None:
+    """Mount a misspelt folder: the fix asks for the one beside it first."""
+    (tmp_path / "data").mkdir()
+    misspelt = Mount(source=f"{tmp_path}/dat", target="/data", read_only=True)
+    (finding,) = wrong(host.mounts(examined(builders.lab(mounts=(misspelt,)))))
+    assert finding.fix == f"did you mean `{tmp_path}/data`? otherwise: mkdir -p {tmp_path}/dat"
+
+
 def test_what_may_not_be_looked_at_is_not_said_to_be_missing(
     examined: Callable[..., CheckContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
