@@ -19,7 +19,7 @@ from labctl import flows
 from labctl.cli import top
 from labctl.cli.output import to_json
 from labctl.cli.top import Screen, view_text
-from labctl.model import Progress
+from labctl.model import Progress, Straggler
 from labctl.records.samples import NodeSamples, Reading
 from labctl.runs.top import RunView
 
@@ -80,6 +80,14 @@ worker-1  0       97      40,960"""
 def test_a_narrow_terminal_has_fewer_columns_and_no_line_wraps(width: int, expected: str) -> None:
     """Format the view: at 40 columns fewer columns, no line longer than the width."""
     assert view_text(view(), width) == expected
+
+
+def test_the_node_that_others_wait_for_is_told_with_its_time_as_the_samples_are_of_another() -> None:
+    """Format a straggler: the sentence says that its shares are of the last minute."""
+    late = Straggler(node="worker-1", share=0.064, others=0.63)
+    assert (
+        view_text(replace(view(), straggler=late)).splitlines()[-1].startswith("in the last minute: worker-1 arrives")
+    )
 
 
 def test_metrics_that_were_found_in_the_output_are_marked() -> None:

@@ -69,16 +69,26 @@ def other_lab(ctx: CheckContext, user: HostPortUser) -> str:
 
 
 def master_port(ctx: CheckContext) -> Iterator[Finding]:
-    """Check that the master port is free on the first host: ok or error; nothing during a run or on a bridge."""
+    """Check that the master port is free on the first host; nothing during a run or on a bridge.
+
+    A warning if another lab's run may have it, which ends, else an error.
+    """
     lab, facts = ctx.lab, ctx.facts
     if lab.network != "host" or facts is None or ctx.name != lab.nodes[0].host or ctx.run_active:
         return
     user = facts.ports.get(lab.master_port)
     up = any(container.role == "worker" and container.state == "running" for container in ctx.observed.containers)
-    if user and not (up and user == facts.user):
-        yield port_in_use(ctx, "LAB-PORT-003", "LAB_MASTER_PORT", lab.master_port, f"a program of user {user}")
-    elif not up:
+    if not user and not up:
         yield ok("LAB-PORT-003", f"port {lab.master_port} is free for the ranks of a run")
+    if not user or (up and user == facts.user):
+        return
+    owner = f"a program of user {user}"
+    in_use = port_in_use(ctx, "LAB-PORT-003", "LAB_MASTER_PORT", lab.master_port, owner)
+    others = filter(None, (other_lab(ctx, worker) for worker in ctx.daemon.port_users()))
+    if other := next(others, ""):
+        summary, impact = f"{in_use.summary}, perhaps a run of {other}", "a run of this lab cannot begin before it ends"
+        in_use = warn("LAB-PORT-003", summary, impact, in_use.fix)
+    yield in_use
 
 
 def port_in_use(ctx: CheckContext, code: str, key: str, port: int, owner: str) -> Finding:

@@ -27,7 +27,7 @@ from labctl.backends.docker.checks.examination import (
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.images import catalog
 from labctl.backends.docker.lab.cluster import Cluster, connect, last_dump, load_lab, placement, read_inventory
-from labctl.backends.finding import LIMIT, Finding, Receiver, error, ignore, ok, warn
+from labctl.backends.finding import LIMIT, Finding, Receiver, error, ignore, warn
 from labctl.backends.state import Container
 from labctl.config.context import Context, require_named
 from labctl.errors import ConfigError, HostError, LabError, parsing
@@ -189,11 +189,7 @@ def findings_on(
 def not_examined(cluster: Cluster, failed: Iterable[Finding], failure: HostError) -> tuple[Finding, ...]:
     """Return findings of a lab that cannot be loaded: one per host if a host is why, else that error as well."""
     if any(failure is reason for reason in cluster.failed.values()):
-        first = cluster.inventory[0].name
-        summary = f"is reachable; examined once {first} was reached"
-        by_host = {name: ok("LAB-HOST-004", summary, name) for name in cluster.connections}
-        by_host |= {finding.node: finding for finding in failed}
-        return tuple(by_host[target.name] for target in cluster.inventory if target.name in by_host)
+        return tuple(failed)
     unreached = (finding for finding in failed if finding.node not in cluster.connections)
     impact = "the lab cannot be placed on these hosts; further checks skipped"
     return (*unreached, error("LAB-HOST-007", failure.message, impact, failure.hint, node=failure.node or HERE))

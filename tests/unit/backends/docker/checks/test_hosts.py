@@ -160,6 +160,19 @@ def test_the_master_port_is_that_of_the_first_host(
     assert [finding.level for finding in findings] == expected
 
 
+@pytest.mark.parametrize("up", [False, True])
+def test_a_master_port_that_a_run_of_another_lab_may_have_is_a_warning(
+    second: Callable[..., CheckContext], up: bool
+) -> None:
+    """With a node of another lab on the host, the port in use is a warning that names it, for a lab that is up, too."""
+    other = listener("other", owner="cy@desk", directory="/lab")
+    ports = {builders.lab().master_port: "cy"}
+    (finding,) = hosts.master_port(second(other, first=True, up=up, ports=ports))
+    assert finding.level == "warn"
+    assert "user cy, perhaps a run of worker-1 of lab `other`" in finding.summary
+    assert "LAB_MASTER_PORT=29501" in finding.fix
+
+
 class Elsewhere(Shell):
     """A host with other files than this machine's."""
 

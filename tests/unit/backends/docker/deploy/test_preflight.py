@@ -338,3 +338,15 @@ def test_a_hosts_cache_of_another_image_is_emptied_and_no_link_followed_that_is_
     assert (keys.read_text(), list(cache.iterdir())) == ("mine", [cache / "image"])
     assert make("/usr/bin:/bin") == 0
     assert ((cache / "image").read_text(), keys.read_text()) == ("sha256:1", "mine")
+
+
+def test_the_accelerator_is_told_with_the_hosts_that_have_it(tmp_path: Path) -> None:
+    """`auto` on red and blue: the line begins with both; on this machine with the accelerator."""
+    messages: list[str] = []
+    environ = {"LAB_NAME": "demo"}
+    context = Context(directory=tmp_path, environ=environ, emit=lambda event: messages.append(event.text), flags={})
+    cluster = clusters.Cluster(settings=context.settings(), directory=tmp_path, engine=FakeBackend())
+    remote = tuple(replace(lab(1).hosts[0], name=name) for name in ("red", "blue"))
+    for hosts in (remote, lab(1).hosts):
+        preflight.report_accelerator(context, cluster, replace(lab(1), hosts=hosts))
+    assert [text.partition(" (")[0] for text in messages[:2]] == ["red, blue: accelerator cpu", "accelerator cpu"]

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from support import builders
 from support.fake_backend import FakeBackend
 
+from labctl.backends.docker.checks import run
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.deploy import ledger
@@ -226,3 +227,19 @@ def test_hosts_are_examined_without_a_first_one_that_was_never_reached(context: 
     assert [host.name for host in hardware.hosts] == [*NAMES]
     assert [host.memory for host in hardware.hosts] == [0, 2 << 20, 2 << 20]
     assert list(hardware.lacking) == ["h0"]
+
+
+def test_doctor_goes_on_without_a_first_host_that_was_never_reached(
+    context: Context, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With h0 never reached, doctor names it and runs the checks of the other hosts, without those of the whole lab."""
+    lost = HostError("h0: no sshd on port 2222: connection refused", node="h0")
+    whole = opened()
+    headless = replace(whole, dumps={name: whole.dumps[name] for name in NAMES[1:]}, failed={"h0": lost})
+    examined: list[tuple[str, ...]] = []
+    monkeypatch.setattr(run, "check_context", lambda _, __, lab, **___: examined.append(lab.containers) or lab)
+    monkeypatch.setattr(run, "examine", lambda _, __, checks, **___: tuple(check.scope for check in checks))
+    first, *scopes = run.findings_on(context, headless, lambda _: None)
+    assert (getattr(first, "code", ""), getattr(first, "node", "")) == ("LAB-HOST-004", "h0")
+    assert examined == [("launcher", "worker-0", "worker-1", "worker-2")]
+    assert {*map(str, scopes)} == {"machine", "host", "node"}
