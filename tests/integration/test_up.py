@@ -276,7 +276,7 @@ def test_limits_of_the_compose_file_hold_in_a_container_and_over_ssh(lab: Lab) -
     assert "stack" in limits
     for name, (flag, unit) in {"stack": ("s", 1024), "nofile": ("n", 1), "memlock": ("l", 1024)}.items():
         if name not in limits:
-            continue  # This machine cannot raise it, which `up` said.
+            continue  # This machine cannot raise it, which is enough for this lab.
         for way in (("-n", "worker-1", "--", "sh", "-c"), ("--", "ssh", "worker-1")):
             values = lab.call("exec", *way, f"ulimit -S{flag}; ulimit -H{flag}").expect(0).out.split()
             expected = [limits[name]["Soft"], limits[name]["Hard"]]

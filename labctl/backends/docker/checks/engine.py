@@ -17,7 +17,6 @@ from typing import Any
 
 from labctl import accelerators
 from labctl.backends.docker.checks.examination import GIB, UP, CheckContext
-from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import images
 from labctl.backends.docker.images import catalog, foreign, packages
 from labctl.backends.docker.lab import capabilities as kernel_limits
@@ -218,12 +217,10 @@ def image_folder(info: Mapping[str, Any]) -> Path:
 
 def limits(ctx: CheckContext) -> Iterator[Finding]:
     """Yield, for memlock and nofile, ok, or a warning or error if this lab needs more than the host granted."""
-    lab, asked, needed = ctx.lab, kernel_limits.wanted(ctx.settings), render.files_needed(ctx.lab)
-    pins = "RDMA pins memory" if ctx.host.infiniband else ""
-    opens = f"a launcher opens up to {needed} files" if needed > (lab.limits.nofile or render.USUAL_FILES) else ""
+    lab, asked, needs = ctx.lab, kernel_limits.wanted(ctx.settings), kernel_limits.needs(ctx.lab, ctx.host)
     rows = (
-        ("LAB-LIMIT-001", "memlock", "infinity", pins),
-        ("LAB-LIMIT-002", "nofile", ctx.settings.text("LAB_NOFILE"), opens),
+        ("LAB-LIMIT-001", "memlock", "infinity", needs.get("memlock", "")),
+        ("LAB-LIMIT-002", "nofile", ctx.settings.text("LAB_NOFILE"), needs.get("nofile", "")),
     )
     refused = {name for _, name, *_ in rows if getattr(lab.limits, name) != getattr(asked, name)}
     missed = tuple(name for _, name, _, need in rows if need and name in refused)

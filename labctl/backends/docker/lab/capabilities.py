@@ -13,7 +13,7 @@ from labctl.backends.docker.compose import render
 from labctl.backends.docker.engine import Capabilities
 from labctl.config.settings import Settings
 from labctl.errors import HostError
-from labctl.model import Lab, Limits
+from labctl.model import Host, Lab, Limits
 from labctl.system.files import write
 from labctl.system.hostpath import HostPath
 
@@ -110,6 +110,15 @@ def ask_files(lab: Lab, host: str, engine: Capabilities) -> None:
     """Probe a host's maximum of open files in a container, and cache it, unless it is cached."""
     if kept(lab.directory, host, engine).get("files") is None:
         keep(lab.directory, host, engine, files=engine.most_files(lab.name, lab.image))
+
+
+def needs(lab: Lab, host: Host) -> dict[str, str]:
+    """Map each limit that has to be raised on a host for this lab to the reason; others are enough as they are."""
+    files = render.files_needed(lab)
+    reasons = {"memlock": "RDMA pins memory"} if host.infiniband else {}
+    if files > (lab.limits.nofile or render.USUAL_FILES):
+        reasons["nofile"] = f"a launcher opens up to {files} files"
+    return reasons
 
 
 def require_files(lab: Lab) -> None:

@@ -423,6 +423,7 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
     cluster = cluster.with_usable_hosts()
     settings, directory = cluster.settings, cluster.directory
     hosts = {host.name: device_requests.remembered(host, directory) for host in cluster.hosts}
+    refused: Mapping[str, tuple[str, ...]] = {}
     if ask:
 
         def resolve(host: Host, engine: Capabilities) -> Host:
@@ -435,14 +436,15 @@ def load_lab(context: Context, cluster: Cluster, *, ask: bool = True, refresh: b
         refused, cluster = cluster.map_engines(
             lambda host, engine: capabilities.probe(settings, directory, cluster.image, host.name, engine)
         )
-        for name, limits in refused.items():
-            if limits:
-                who = "this host" if name == HERE else name
-                context.warn(f"{who} cannot raise {', '.join(limits)} for a container: its own limit stays in force")
     lab = cluster.lab(tuple(hosts.values()))
     if ask and capabilities.lacks_files(lab):
         _, cluster = cluster.map_engines(lambda host, engine: capabilities.ask_files(lab, host.name, engine))
-    return capabilities.with_files(lab), cluster
+    lab = capabilities.with_files(lab)
+    for name, limits in refused.items():
+        who, needs = "this host" if name == HERE else name, capabilities.needs(lab, lab.host(name))
+        for limit in sorted(needs.keys() & limits):
+            context.warn(f"{who} cannot raise {limit} for a container: {needs[limit]}; labctl doctor has the remedy")
+    return lab, cluster
 
 
 def preview_lab(cluster: Cluster) -> tuple[Lab, Cluster]:

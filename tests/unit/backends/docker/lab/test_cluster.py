@@ -16,7 +16,7 @@ from labctl.backends.docker.checks import run
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.daemon import DockerEngine
 from labctl.backends.docker.deploy import ledger
-from labctl.backends.docker.lab import cluster
+from labctl.backends.docker.lab import capabilities, cluster
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.docker.multi import MultiHostEngine
 from labctl.backends.state import ObservedState
@@ -243,3 +243,26 @@ def test_doctor_goes_on_without_a_first_host_that_was_never_reached(
     assert (getattr(first, "code", ""), getattr(first, "node", "")) == ("LAB-HOST-004", "h0")
     assert examined == [("launcher", "worker-0", "worker-1", "worker-2")]
     assert {*map(str, scopes)} == {"machine", "host", "node"}
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ((), []),
+        (("/dev/infiniband/uverbs0",), ["h1 cannot raise memlock for a container: RDMA pins memory"]),
+    ],
+)
+def test_a_limit_that_a_host_refuses_is_warned_of_only_where_the_lab_needs_it(
+    context: Context, opened: Open, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...], expected: list[str]
+) -> None:
+    """h1 refuses memlock and nofile: with RDMA there is a warning of memlock with the reason, else none."""
+    messages: list[str] = []
+    listening = replace(context, emit=lambda event: messages.append(event.text))
+    whole = opened()
+    hardware = cluster.detect_hardware(whole)
+    hosts = (hardware.hosts[0], replace(hardware.hosts[1], infiniband=devices), hardware.hosts[2])
+    monkeypatch.setattr(cluster, "detect_hardware", lambda _: replace(hardware, hosts=hosts))
+    refused = {"h1": ("memlock", "nofile")}
+    monkeypatch.setattr(capabilities, "probe", lambda _, __, ___, host, ____: refused.get(host, ()))
+    cluster.load_lab(listening, whole)
+    assert [text.partition("; ")[0] for text in messages] == expected
