@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 from labctl.errors import nearest
@@ -94,8 +95,17 @@ def _unknown_command(word: str, commands: Collection[str]) -> tuple[str, str]:
         return message, "labctl --install-completion sets up completion in your shell"
     if word in ELSEWHERE:
         return message, f"labctl {ELSEWHERE[word]}; {LIST}"
-    near = nearest(word, commands)
-    return message, f"did you mean `labctl {near}`?" if near else LIST
+    near = nearest(word, (*commands, *_workloads()))
+    typed = near if near in commands else f"run {near}"
+    return message, f"did you mean `labctl {typed}`?" if near else LIST
+
+
+def _workloads() -> Collection[str]:
+    """Return the names of the nearest lab's workloads; none if they cannot be read."""
+    from labctl.cli import complete
+
+    nowhere: Any = SimpleNamespace(params={})
+    return complete.workload(nowhere, "")
 
 
 def _help(error: Any) -> str:

@@ -147,6 +147,7 @@ USAGE = {
         "labctl --install-completion sets up completion in your shell",
     ),
     "nothing like it": ("frobnicate", "no command `frobnicate`", "`labctl --help` lists all commands"),
+    "workload": ("helo", "no command `helo`", "did you mean `labctl run hello`?"),
     "unknown subcommand": ("runs lss", "`labctl runs` has no command `lss`", "did you mean `labctl runs ls`?"),
     "option before the command": (
         "-v status",
