@@ -237,7 +237,12 @@ def test_doctor_goes_on_without_a_first_host_that_was_never_reached(
     whole = opened()
     headless = replace(whole, dumps={name: whole.dumps[name] for name in NAMES[1:]}, failed={"h0": lost})
     examined: list[tuple[str, ...]] = []
-    monkeypatch.setattr(run, "check_context", lambda _, __, lab, **___: examined.append(lab.containers) or lab)
+
+    def note(_: Context, __: Cluster, lab: Lab, **___: str) -> None:
+        """Record the lab's containers."""
+        examined.append(lab.containers)
+
+    monkeypatch.setattr(run, "check_context", note)
     monkeypatch.setattr(run, "examine", lambda _, __, checks, **___: tuple(check.scope for check in checks))
     first, *scopes = run.findings_on(context, headless, lambda _: None)
     assert (getattr(first, "code", ""), getattr(first, "node", "")) == ("LAB-HOST-004", "h0")
