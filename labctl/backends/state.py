@@ -113,7 +113,7 @@ class Container(Struct, frozen=True, kw_only=True):
     """User that created it, as ``user@machine``."""
     devices: tuple[str, ...] = ()
     reason: str = ""
-    """Output of its last health check if it is unhealthy."""
+    """Output of its last health check if it is unhealthy; the engine's error if it could not be started."""
     mounts: tuple[tuple[str, str], ...] = ()
     """Bind mounts: directory of the host, path in the container."""
     network: str = ""

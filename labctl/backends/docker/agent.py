@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -19,6 +20,7 @@ from labctl import launchers, model, naming
 from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.hosts.ssh_errors import ssh_reason
 from labctl.backends.state import ObservedState
+from labctl.config import override
 from labctl.errors import HostError, parsing
 from labctl.model import Lab, Pace, Pairs
 from labctl.records.active import ActiveRun, Ended, LaunchError, in_use
@@ -47,17 +49,46 @@ ENDLESS = 1e8
 FORGETTING = 1
 # Time limit of a node's health check in seconds, which has shorter limits inside.
 CHECKING = 20
+# Seconds between looks at nodes that are not yet reached, as to whether they have stopped.
+LOOKING = 2
 
 
 def reach(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> None:
-    """Log in from the launcher to each node over ssh. HostError names nodes that do not answer in time, and why."""
-    if reasons := unreached(lab, engine, nodes, seconds):
+    """Log in from the launcher to each node over ssh. HostError names nodes that do not answer in time, and why.
+
+    HostError at once if a node has stopped: it would never answer.
+    """
+    answers = begin(partial(unreached, lab, engine, nodes, seconds))
+    while not wait((answers,), timeout=LOOKING).done:
+        require_alive(lab, engine, nodes)
+    if reasons := answers.result():
+        require_alive(lab, engine, nodes)
         first = next(iter(reasons))
         raise HostError(
             UNREACHED + "".join(f"\n  {node}: {reason}" for node, reason in reasons.items()),
             hint=f"labctl logs {first}; `labctl down && labctl up` recreates the nodes",
             node=first,
         )
+
+
+def require_alive(lab: Lab, engine: Engine, nodes: tuple[str, ...]) -> None:
+    """Raise HostError, with the last line of its log, for the first of these nodes or launcher that has stopped."""
+    observed = engine.observe(lab.name)
+    for node in (model.LAUNCHER, *nodes):
+        container = observed.container(node)
+        if container and container.state in ("exited", "dead"):
+            message = f"{node} has stopped (exit code {container.exit_code}): {last_line(lab, engine, node)}"
+            adds = f"correct {override.FILE}, which adds to {node}"
+            mend = adds if node in dict(lab.override) else "mend what it names"
+            hint = f"labctl logs {node}; {mend}, then `labctl up`"
+            raise HostError(message, hint=hint, node=node)
+
+
+def last_line(lab: Lab, engine: Engine, node: str) -> str:
+    """Return the last line of a node's log, without its name; ``no output`` if it has none."""
+    lines: deque[str] = deque(maxlen=1)
+    engine.logs(naming.project(lab), lines.append, node=node)
+    return lines.pop().partition("| ")[2] if lines else "no output"
 
 
 def unreached(lab: Lab, engine: Engine, nodes: tuple[str, ...], seconds: int) -> dict[str, str]:
@@ -513,9 +544,20 @@ def agent(
     who = "0" if root else user(lab, node)
     done = engine.exec(naming.container_name(lab, node), (*prefix, *AGENT, *arguments), user=who)
     if done.code and not done.out:
-        reason = done.err.strip() or f"{AGENT[-1]} {arguments[0]} exited with code {done.code} and no output"
-        raise HostError(f"{node}: {reason}", hint=f"labctl status; labctl logs {node}", node=node)
+        # A traceback ends with its reason.
+        silent = f"{AGENT[-1]} {arguments[0]} exited with code {done.code} and no output"
+        reason = (done.err.strip().splitlines() or [silent])[-1]
+        raise HostError(f"{node}: {reason}", hint=way_out(lab, node, reason), node=node)
     return done.out.splitlines()
+
+
+def way_out(lab: Lab, node: str, reason: str) -> str:
+    """Return the hint of an agent that failed: by the file that it did not find, else to its log."""
+    if "No such file" in reason and "'/etc/lab/" in reason:
+        return "labctl up"
+    if "No such file" in reason and reason.endswith("'ssh'"):
+        return f"image {lab.image} has no ssh client: install one in it, then `labctl up`"
+    return f"labctl status; labctl logs {node}"
 
 
 def user(lab: Lab, node: str = model.LAUNCHER) -> str:

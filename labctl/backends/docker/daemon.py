@@ -73,11 +73,16 @@ def completed(container: Container, inspected: dict[str, Any], *, user: bool) ->
     """Return a container with networks, limits, why it is unhealthy and, with ``user``, its uid:gid, as inspected."""
     return replace(
         container,
-        reason=last_check(inspected) if container.health == "unhealthy" else "",
+        reason=last_check(inspected) if container.health == "unhealthy" else start_error(container, inspected),
         user="{LAB_UID}:{LAB_GID}".format(**variables_of(inspected)) if user else "",
         networks=tuple(named_networks(container, inspected)),
         limits=limits_of(inspected),
     )
+
+
+def start_error(container: Container, inspected: dict[str, Any]) -> str:
+    """Return why the engine could not start a container; empty if it could, or has not tried."""
+    return "" if container.state == "running" else str(inspected["State"].get("Error", ""))
 
 
 def named_networks(container: Container, inspected: dict[str, Any]) -> Iterator[str]:

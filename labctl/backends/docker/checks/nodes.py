@@ -21,12 +21,16 @@ from labctl.backends.docker.deploy import drift, plan
 from labctl.backends.docker.hosts import ssh_errors
 from labctl.backends.finding import LIMIT, Finding, error, ok, warn
 from labctl.backends.state import Container, lost, not_running
+from labctl.config import override
 from labctl.config.settings import EXTRA
 from labctl.errors import HostError
 from labctl.model import LAUNCHER
 from labctl.system import files, human
 from labctl.system.process import ProcessTimeout
 
+NEEDED = "a run needs every node"
+FAILED = (1, 126, 127)
+"""Exit codes of a node that ended by itself: others are of signals, or of an engine that was restarted."""
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 PATIENCE = 8
 """Seconds for a login from the launcher and for sending bytes: on busy cores a login takes several."""
@@ -60,7 +64,7 @@ def state(ctx: CheckContext, name: str, container: Container | None, fingerprint
     """Return ok, warning or error by a container's state, health and fingerprint; None: the container is missing."""
     wrong = partial(error, node=name, auto_fixable=True)
     if container is None:
-        return wrong("LAB-NODE-001", "is missing", "a run needs every node", UP)
+        return wrong("LAB-NODE-001", "is missing", NEEDED, UP)
     if finding := unusable(ctx, name, container):
         return finding
     image = ctx.observed.image
@@ -83,9 +87,23 @@ def unusable(ctx: CheckContext, name: str, container: Container) -> Finding | No
     if cause := lost(container.reason):
         return wrong("LAB-NODE-004", f"is unhealthy: {container.reason}", f"a run on it would end with {cause}", UP)
     stuck = plan.why_stuck(ctx.lab, container, {})
-    if container.state != "running" or stuck:
-        return wrong("LAB-NODE-001", stuck or not_running(container), "a run needs every node", UP)
-    return None
+    if stuck:
+        return wrong("LAB-NODE-001", stuck, NEEDED, UP)
+    return None if container.state == "running" else stopped(ctx, container)
+
+
+def stopped(ctx: CheckContext, container: Container) -> Finding:
+    """Return the error of a container that does not run, with the last words of a node that failed by itself."""
+    node, summary = container.node, not_running(container)
+    adds = f" in {override.FILE}" if node in dict(ctx.lab.override) else ""
+    if container.exit_code in FAILED:
+        fix = f"labctl logs {node}  # mend what it names{adds}, then: {UP}"
+        return error("LAB-NODE-001", f"{summary}: {agent.last_line(ctx.lab, ctx.engine, node)}", NEEDED, fix, node=node)
+    if container.reason and adds:
+        fix = f"${{EDITOR:-vi}} {override.FILE}  # it adds to {node}; then: {UP}"
+        return error("LAB-NODE-001", f"{summary}: {container.reason}", NEEDED, fix, node=node)
+    summary = f"{summary}: {container.reason}" if container.reason else summary
+    return error("LAB-NODE-001", summary, NEEDED, UP, node=node, auto_fixable=True)
 
 
 def restart(ctx: CheckContext, container: Container) -> str:

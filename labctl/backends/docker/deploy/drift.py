@@ -71,11 +71,13 @@ def replaced(lab: Lab, engine: Engine, containers: Iterable[Container]) -> dict[
     here = lab.containers_on(HERE)
     examined = (container for container in containers if container.state == "running" and container.node in here)
     sources = {container.node: replaced_source(lab, engine, container) for container in examined}
-    return {node: f"{source} changed: moved or made anew" for node, source in sources.items() if source}
+    return {node: f"{source} changed: moved, removed or made anew" for node, source in sources.items() if source}
 
 
 def replaced_source(lab: Lab, engine: Engine, container: Container) -> str:
-    """Return the first directory that a container mounts, and that is another one now; empty if there is none."""
+    """Return the first path that a container mounts, and that is gone or another directory now; empty if none."""
+    if gone := next((source for source, _ in container.mounts if not Path(source).exists()), ""):
+        return gone
     touched = {target: source for source, target in container.mounts if changed_since(source, container.created)}
     if not touched:
         return ""

@@ -219,7 +219,23 @@ class ApplyProject(HostStep, frozen=True, kw_only=True):
             if node.name in self.nodes:
                 composed += [file.path for file in render.overrides(deployment.lab, node)]
         paths = tuple(deployment.context.directory / path for path in composed)
-        deployment.cluster.engine.apply(self.host, self.project, paths)
+        try:
+            deployment.cluster.engine.apply(self.host, self.project, paths)
+        except HostError as error:
+            raise of_override(error, deployment.lab, self.changed) from error
+
+
+def of_override(error: HostError, lab: Lab, changed: tuple[str, ...]) -> HostError:
+    """Return the error of nodes that the engine refused; its hint names compose.override.yml if that adds to them."""
+    from labctl.config import override
+
+    added = [service for service, _ in lab.override if service in changed]
+    # Other hints say what to do.
+    general = error.hint == "labctl doctor" or ("LAB_PORTS" in error.hint and not lab.ports)
+    if not added or not general:
+        return error
+    hint = f"correct {override.FILE}, which adds to {', '.join(added)}, then `labctl up`"
+    return HostError(error.message, hint=hint, node=error.node)
 
 
 class WaitForSsh(Step, frozen=True, kw_only=True):

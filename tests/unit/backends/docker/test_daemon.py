@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
+from support import builders
 
 from labctl.backends.docker import api
 from labctl.backends.docker import daemon as docker
@@ -542,3 +543,10 @@ def test_publishers_have_their_addresses(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_docker_context_does_not_lead_the_command_elsewhere() -> None:
     """The docker command of this machine has the default context, whose engine the SDK asks too."""
     assert DockerEngine().docker == ("docker", "--context=default")
+
+
+def test_a_container_that_could_not_be_started_has_the_engines_error() -> None:
+    """start_error() is the engine's error, and empty for a container that runs: it has started since."""
+    inspected = {"State": {"Error": "no such device"}}
+    assert docker.start_error(builders.container("worker-0", state="created"), inspected) == "no such device"
+    assert docker.start_error(builders.container("worker-0"), inspected) == ""

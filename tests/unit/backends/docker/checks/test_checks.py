@@ -40,7 +40,7 @@ from labctl.config.context import Context
 from labctl.config.inventory import InventoryHost
 from labctl.doctor import causes
 from labctl.errors import ConfigError, HostError
-from labctl.model import Device, DeviceMapping, Lab, Mount
+from labctl.model import Device, DeviceMapping, Lab, Mount, Pairs
 from labctl.system import filelock, load
 from labctl.system.parallel import run_with_deadlines
 from labctl.system.process import CompletedProcess, ProcessTimeout
@@ -1298,6 +1298,43 @@ def test_shared_memory_that_is_full_is_told_of_unless_a_run_uses_it(
 def test_a_container_that_does_not_run_is_told_of_in_words(state: str, exit_code: int | None, words: str) -> None:
     """The states of Docker are named in plain English, with the exit code."""
     assert not_running(builders.container("worker-0", state=state, exit_code=exit_code)) == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "override", "summary", "fix"),
+    [
+        ({"state": "exited", "exit_code": 137}, (), "has stopped (exit code 137, killed)", "labctl up"),
+        (
+            {"state": "exited", "exit_code": 1},
+            (),
+            "has stopped (exit code 1): labctl-demo",
+            "labctl logs worker-0  # mend what it names, then: labctl up",
+        ),
+        (
+            {"state": "exited", "exit_code": 1},
+            (("worker-0", "{}"),),
+            "has stopped (exit code 1): labctl-demo",
+            "labctl logs worker-0  # mend what it names in compose.override.yml, then: labctl up",
+        ),
+        ({"state": "created", "reason": "no such device"}, (), "but has not started: no such device", "labctl up"),
+        (
+            {"state": "created", "reason": "no such device"},
+            (("worker-0", "{}"),),
+            "but has not started: no such device",
+            "${EDITOR:-vi} compose.override.yml  # it adds to worker-0; then: labctl up",
+        ),
+    ],
+)
+def test_a_node_that_failed_by_itself_says_why_instead_of_sending_to_up(
+    examined: Callable[..., CheckContext], changes: dict[str, Any], override: Pairs, summary: str, fix: str
+) -> None:
+    """Only `labctl up` is fixable automatically: what it cannot mend names the log or compose.override.yml."""
+    container = builders.container("worker-0", **changes)
+    examination = examined(builders.lab(override=override))
+    engine = cast(DockerEngine, FakeBackend(seen=ObservedState(containers=(container,))))
+    finding = nodes.stopped(replace(examination, engine=engine), container)
+    assert finding.summary.endswith(summary)
+    assert (finding.fix, finding.auto_fixable) == (fix, fix == "labctl up")
 
 
 # --- what the image and the docker command are ---------------------------------------------------------------

@@ -179,7 +179,8 @@ def test_a_container_whose_directory_was_replaced(tmp_path: Path) -> None:
     container = builders.container("worker-0", mounts=mounts, created=sources["runs"].stat().st_ctime - 1)
     assert drift.replaced(lab, cast(Engine, engine), (container,)) == {}
     sources["runs"].rename(tmp_path / "moved")
+    why = f"{sources['runs']} changed: moved, removed or made anew"
+    assert drift.replaced(lab, cast(Engine, engine), (container,)) == {"worker-0": why}
     sources["runs"].mkdir()
-    why = f"{sources['runs']} changed: moved or made anew"
     assert drift.replaced(lab, cast(Engine, engine), (container,)) == {"worker-0": why}
     assert drift.replaced(lab, cast(Engine, engine), (replace(container, state="exited"),)) == {}

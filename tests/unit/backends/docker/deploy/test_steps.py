@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,14 @@ from labctl import errors, naming
 from labctl.backends.docker import agent
 from labctl.backends.docker.compose import render
 from labctl.backends.docker.deploy import plan
-from labctl.backends.docker.deploy.steps import Deployment, RemoveState, WaitForSsh, WriteFiles, WriteKeys
+from labctl.backends.docker.deploy.steps import (
+    Deployment,
+    RemoveState,
+    WaitForSsh,
+    WriteFiles,
+    WriteKeys,
+    of_override,
+)
 from labctl.backends.docker.engine import Kind
 from labctl.backends.docker.hosts import ssh_errors
 from labctl.backends.docker.multi import MultiHostEngine
@@ -30,6 +38,7 @@ CHANGED_KEY = """\
 @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
 Host key verification failed."""
+CORRECT = "correct compose.override.yml, which adds to worker-0, then `labctl up`"
 
 
 def answers(*documents: dict[str, object], code: int = 0, said: str = "what it complained of") -> FakeBackend:
@@ -77,6 +86,58 @@ def test_reach_names_the_nodes_that_failed_with_sshs_reason() -> None:
     assert caught.value.node == "worker-1"
     assert caught.value.exit_code == 3
     assert "labctl logs worker-1" in caught.value.hint
+
+
+def test_a_node_that_has_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """reach() raises HostError while the launcher still tries, with the node's last line, and where to mend it."""
+    monkeypatch.setattr(agent, "LOOKING", 0.01)
+    tried = threading.Event()
+
+    def answer(_container: str, _argv: tuple[str, ...]) -> Iterator[str]:
+        """Answer nothing until the test has ended."""
+        tried.wait(10)
+        yield ""
+
+    of = lab(2, override=(("worker-1", "{}"),))
+    engine = FakeBackend(answer=answer, seen=observed(of, worker_1={"state": "exited", "exit_code": 1}))
+    with pytest.raises(HostError, match=r"^worker-1 has stopped \(exit code 1\): labctl-demo$") as caught:
+        agent.reach(of, engine, NODES, 60)
+    tried.set()
+    assert caught.value.hint == (
+        "labctl logs worker-1; correct compose.override.yml, which adds to worker-1, then `labctl up`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("complaint", "hint"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/etc/lab/ssh/config'", "labctl up"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'ssh'", "image labctl/cpu has no ssh client"),
+    ],
+)
+def test_an_agent_that_lacks_a_file_names_the_way_out(complaint: str, hint: str) -> None:
+    """The HostError has the last line of a traceback only, and a hint by the file that was not found."""
+    with pytest.raises(HostError) as caught:
+        agent.reach(lab(), answers(code=1, said=f"Traceback:\n  some line\n{complaint}\n"), NODES, 60)
+    assert caught.value.message == f"launcher: {complaint}"
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint", "expected"),
+    [
+        ({}, "labctl doctor", "labctl doctor"),
+        ({"override": (("worker-1", "{}"),)}, "labctl doctor", "labctl doctor"),
+        ({"override": (("worker-0", "{}"),)}, "labctl doctor", CORRECT),
+        ({"override": (("worker-0", "{}"),)}, "choose another port in LAB_PORTS", CORRECT),
+        ({"override": (("worker-0", "{}"),), "ports": (("127.0.0.1", 80, 80),)}, "or LAB_PORTS", "or LAB_PORTS"),
+    ],
+)
+def test_a_refusal_of_the_users_additions_names_their_file(changes: dict[str, Any], hint: str, expected: str) -> None:
+    """of_override() names compose.override.yml if that adds to a node that was to be created, else keeps the hint."""
+    refused = HostError("no such device", hint=hint)
+    error = of_override(refused, lab(**changes), ("worker-0",))
+    assert (error.message, error.hint) == ("no such device", expected)
 
 
 def test_an_agent_that_breaks_says_what_it_complained_of() -> None:
