@@ -85,7 +85,7 @@ def replaced_source(lab: Lab, engine: Engine, container: Container) -> str:
     printed = engine.exec(container.name, look, user=agent.user(lab, container.node)).out
     lines = (line.partition(" ") for line in printed.splitlines())
     seen = {target: int(inode) for inode, _, target in lines}
-    others = (source for target, source in touched.items() if seen.get(target, 0) != Path(source).stat().st_ino)
+    others = (touched[target] for target, inode in seen.items() if inode != Path(touched[target]).stat().st_ino)
     return next(others, "")
 
 
