@@ -154,6 +154,6 @@ def rendered(ctx: CheckContext) -> Iterator[Finding]:
     if not changed:
         yield ok("LAB-FILES-001", f"files under {naming.node_directory('')} are as rendered")
         return
-    summary = f"{human.listed(changed, 3)}: changed since labctl wrote it"
+    summary = f"{human.listed(changed, 3)}: edited or removed since labctl wrote it"
     impact = "`docker compose` by hand would create other nodes than `labctl up`, which overwrites it"
     yield warn("LAB-FILES-001", summary, impact, "labctl render", auto_fixable=True)

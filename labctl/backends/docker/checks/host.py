@@ -17,6 +17,7 @@ from labctl.backends.finding import Finding, Level, error, ok, problem, warn
 from labctl.backends.spec import own_mounts
 from labctl.config.settings import in_bytes
 from labctl.errors import nearest
+from labctl.jobs.inputs import RUNS
 from labctl.model import HERE, Mount
 from labctl.system import human
 
@@ -163,8 +164,9 @@ def cache_space(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def run_space(ctx: CheckContext) -> Iterator[Finding]:
-    """Yield an error if the lab directory has less than RUN_SPACE free for records of runs; else nothing."""
-    directory, free = ctx.lab.directory, ctx.free(ctx.lab.directory)
+    """Yield an error if less than RUN_SPACE is free for records of runs, which may be on a disk of their own."""
+    directory = ctx.lab.directory / RUNS
+    free = ctx.free(directory)
     if free < RUN_SPACE:
         summary, impact = f"{human.memory(free)} free at {directory}", "a run writes its record there"
         yield error("LAB-DISK-003", summary, impact, largest(directory))

@@ -36,6 +36,8 @@ PATIENCE = 8
 """Seconds for a login from the launcher and for sending bytes: on busy cores a login takes several."""
 SENT_BYTES = 1 << 20
 """Bytes sent through ssh to measure the rate."""
+LOST_WAY = ("Could not resolve", "No route to host", "Network is unreachable")
+"""Words of ssh on a name or network, not on the other side."""
 LEAST_SHARED = 0.1
 """Share of /dev/shm that is free if no run is under way."""
 SLOW = 1e6
@@ -136,7 +138,9 @@ def link(ctx: CheckContext, worker: Container, answer: dict[str, Any]) -> Iterat
         if "IDENTIFICATION HAS CHANGED" in stderr or "verification failed" in stderr:
             code, summary = "LAB-SSH-002", "its host key is not the one pinned for it"
             impact = "something else than the node created by `labctl up` may answer in its name; it is not trusted"
-        yield error(code, summary, impact, restart(ctx, worker), node=worker.node, auto_fixable=True)
+        # The launcher has a wrong address of it, or none: another start of the worker changes nothing.
+        fix = RECREATE if any(words in stderr for words in LOST_WAY) else restart(ctx, worker)
+        yield error(code, summary, impact, fix, node=worker.node, auto_fixable=True)
         return
     yield ok("LAB-SSH-001", f"reached from the launcher in {human.duration(answer['seconds'])}", worker.node)
     rate = answer["rate"]

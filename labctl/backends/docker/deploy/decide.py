@@ -24,6 +24,7 @@ def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) ->
     rendered = render.render(lab)
     local, changed = provision.plan_local(lab, rendered, observed.on(HERE).image)
     drifted, silent = drift.find(lab, cluster.connections, changed, cluster.failed)
+    replaced = drift.replaced(lab, cluster.engine, observed.containers)
     failed = {**cluster.failed, **silent}
     steps = plan.up(
         lab,
@@ -31,7 +32,7 @@ def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) ->
         observed,
         local=local,
         stale=drifted.hosts,
-        unusable={**drift.replaced(lab, cluster.engine, observed.containers), **drifted.containers},
+        unusable={**drift.renewed_keys(lab), **replaced, **drifted.containers},
         failed=failed,
         applied=applied.file(context.directory, cluster.settings),
     )

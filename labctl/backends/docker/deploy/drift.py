@@ -63,6 +63,14 @@ def find(
     return Drift(frozenset(stale), {**lost, **dict.fromkeys(keyless, "its keys are gone")}), silent
 
 
+def renewed_keys(lab: Lab) -> dict[str, str]:
+    """Return the nodes whose key files are to be written, each with the reason: sshd reads them only at its start."""
+    files = ssh_keys.outdated(lab)
+    folders = {node.name: f"{naming.node_directory(node.name)}/ssh/" for node in lab.nodes}
+    nodes = (node for node, folder in folders.items() if any(path.startswith(folder) for path in files))
+    return dict.fromkeys(nodes, "its key files were edited")
+
+
 def replaced(lab: Lab, engine: Engine, containers: Iterable[Container]) -> dict[str, str]:
     """Return the running containers of this machine that mount a directory replaced since, each with the reason.
 

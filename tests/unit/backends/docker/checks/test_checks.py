@@ -540,6 +540,30 @@ def test_a_disk_without_inodes_stops_a_run(
     assert wrong(host.run_space(examined())) == codes
 
 
+def test_the_disk_of_runs_counts_for_the_record_of_a_run(
+    examined: Callable[..., CheckContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk that is mounted at runs/ is LAB-DISK-003, whatever the lab directory has free."""
+    monkeypatch.setattr(examining, "ON_HOST", f'[ "$2" = {tmp_path}/runs ] && echo 0 4096 0 0 || echo 9999999 4096 0 0')
+    assert wrong(host.run_space(examined())) == ["LAB-DISK-003"]
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("ssh: Could not resolve hostname worker-0: Name or service not known", "labctl down && labctl up"),
+        ("ssh: connect to host worker-0 port 22: No route to host", "labctl down && labctl up"),
+        ("lab@worker-0: Permission denied (publickey).", "docker restart -t 1 labctl-demo-worker-0-1"),
+    ],
+)
+def test_a_name_that_the_launcher_cannot_follow_is_not_mended_by_a_restart_of_the_worker(
+    examined: Callable[..., CheckContext], said: str, fix: str
+) -> None:
+    """LAB-SSH-001 restarts the worker, but recreates the nodes if the launcher has no way to its address."""
+    (finding,) = nodes.link(examined(), builders.container("worker-0"), {"said": said})
+    assert (finding.code, finding.fix) == ("LAB-SSH-001", fix)
+
+
 def test_a_proxy_that_does_not_answer_is_told_of_without_its_password(examined: Callable[..., CheckContext]) -> None:
     """A proxy at a port on which nothing listens is LAB-PROXY-003; one that accepts connections is ok."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -184,3 +184,11 @@ def test_a_container_whose_directory_was_replaced(tmp_path: Path) -> None:
     sources["runs"].mkdir()
     assert drift.replaced(lab, cast(Engine, engine), (container,)) == {"worker-0": why}
     assert drift.replaced(lab, cast(Engine, engine), (replace(container, state="exited"),)) == {}
+
+
+def test_a_node_whose_key_files_were_edited_is_made_anew(rack: Rack) -> None:
+    """A worker whose authorized_keys is to be written again has read another; the others stay."""
+    rack.up()
+    assert drift.renewed_keys(rack.lab) == {}
+    (ssh_keys.ssh_directory(rack.lab, "worker-1") / "authorized_keys").write_text("")
+    assert drift.renewed_keys(rack.lab) == {"worker-1": "its key files were edited"}
