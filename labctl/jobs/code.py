@@ -54,6 +54,7 @@ def choose(lab: Lab, workload: Workload) -> tuple[Workload, Code]:
 
     It is raised if a script cannot be started, the folder to copy is too large, or git fails.
     """
+    inputs.require_unix_lines(workload)
     path = Path(workload.script)
     if workload.project is None and not path.is_absolute():
         folder = workload.directory.resolve()

@@ -18,6 +18,8 @@ from labctl.model import Lab, Workload
 from labctl.system.files import read_limited
 
 RUNS = "runs"
+LONGEST_FIRST_LINE = 256
+"""Bytes of a script's first line that the kernel reads."""
 
 
 def resolve(lab: Lab, workload: Workload) -> Workload:
@@ -191,6 +193,31 @@ def require_mounted(lab: Lab, workload: Workload) -> None:
             hint=f"add {folder} to LAB_MOUNTS in .env, or: "
             f"labctl run {workload.name} --script {shlex.quote(str(path))}",
         )
+
+
+def require_unix_lines(workload: Workload) -> None:
+    """Raise ConfigError if a script of a workload has Windows line ends."""
+    if path := windows_script(workload):
+        raise ConfigError(f"{workload.name}: {path} has Windows line ends (CRLF)", hint=to_unix(path))
+
+
+def windows_script(workload: Workload) -> Path | None:
+    """Return the first script that the kernel cannot start, as its interpreter's name ends with a carriage return."""
+    for name in filter(None, (workload.script, workload.prepare)):
+        path = workload.directory / name
+        # Python itself reads either kind of lines.
+        if path.suffix == ".py" or not path.is_file() or not os.access(path, os.R_OK):
+            continue
+        with path.open("rb") as file:
+            first = file.readline(LONGEST_FIRST_LINE)
+        if first.startswith(b"#!") and first.endswith(b"\r\n"):
+            return path
+    return None
+
+
+def to_unix(path: Path) -> str:
+    """Return the command that gives a file Unix line ends."""
+    return f"sed -i 's/\\r$//' {shlex.quote(str(path))}"
 
 
 def require_script(lab: Lab, workload: Workload) -> None:

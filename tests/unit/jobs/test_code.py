@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -393,6 +394,25 @@ def test_a_script_that_nothing_could_start_is_refused(of: Lab, tmp_path: Path) -
     with pytest.raises(ConfigError, match="neither Python nor executable") as caught:
         script(of, tmp_path / "notes.txt")
     assert caught.value.hint.startswith("chmod +x ")
+
+
+@pytest.mark.parametrize("kind", ["script", "prepare"])
+def test_a_script_with_windows_line_ends_is_refused(of: Lab, tmp_path: Path, kind: str) -> None:
+    """Its interpreter would not be found: ConfigError with the command that mends it."""
+    path = tmp_path / "go.sh"
+    path.write_bytes(b"#!/bin/sh\r\ntrue\r\n")
+    chosen = workload(**{"directory": tmp_path, "script": "", kind: "go.sh"})
+    with pytest.raises(ConfigError, match=r"go\.sh has Windows line ends") as caught:
+        code.choose(of, chosen)
+    subprocess.run(shlex.split(caught.value.hint), check=True)
+    assert path.read_bytes() == b"#!/bin/sh\ntrue\n"
+    assert inputs.windows_script(chosen) is None
+
+
+def test_python_reads_windows_line_ends(tmp_path: Path) -> None:
+    """A script in Python is started by Python, whatever its line ends."""
+    (tmp_path / "go.py").write_bytes(b"#!/usr/bin/python3\r\n")
+    assert inputs.windows_script(workload(directory=tmp_path, script="go.py")) is None
 
 
 def test_a_script_that_is_not_there_is_refused(of: Lab, tmp_path: Path) -> None:

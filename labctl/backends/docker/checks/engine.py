@@ -283,7 +283,7 @@ def image(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def image_fit(ctx: CheckContext) -> Iterator[Finding]:
-    """Yield ok if the lab's image starts as a node on this host, else errors; nothing without the image."""
+    """Yield ok if the lab's image is a node's and for this host, else errors; nothing without the image."""
     name = ctx.lab.image
     described = ctx.daemon.image(name)
     if described is None:
@@ -304,7 +304,7 @@ def processor_fit(ctx: CheckContext, name: str, wanted: str) -> Finding:
     """Return ok, or a warning if an image is for another processor than the host's."""
     has = ARCHITECTURES.get(ctx.info["Architecture"], ctx.info["Architecture"])
     if has == wanted:
-        return ok("LAB-IMAGE-005", f"image {name} starts as a node on {has}")
+        return ok("LAB-IMAGE-005", f"image {name} has a node's entrypoint, for {has}")
     summary, impact = f"image {name} is for {wanted}, the host is {has}", "its programs do not start, or are emulated"
     fix = ctx.command(f"docker pull --platform linux/{has} {shlex.quote(name)}")
     if packages.is_own(name):

@@ -46,6 +46,7 @@ def lab_name(ctx: CheckContext) -> Iterator[Finding]:
 def workloads(ctx: CheckContext) -> Iterator[Finding]:
     """Yield a warning per workload of the lab directory that cannot be read or lacks its script, or ok, if any."""
     from labctl import launchers
+    from labctl.jobs import inputs
     from labctl.workloads import loader
 
     directory = ctx.lab.directory / "workloads"
@@ -57,7 +58,11 @@ def workloads(ctx: CheckContext) -> Iterator[Finding]:
     gone = [workload for workload in listed if workload.script and not (workload.directory / workload.script).exists()]
     for workload in gone:
         yield broken_workload(f"{workload.declared}: script {workload.script} not found")
-    if not errors and not gone:
+    windows = [path for path in map(inputs.windows_script, listed) if path]
+    for path in windows:
+        summary, impact = f"{path} has Windows line ends (CRLF)", "`labctl run` refuses the workload"
+        yield warn("LAB-WORKLOAD-001", summary, impact, inputs.to_unix(path))
+    if not errors and not gone and not windows:
         yield ok("LAB-WORKLOAD-001", f"{human.count(len(listed), 'workload')} can be read")
 
 

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -700,6 +701,19 @@ def test_a_workload_that_cannot_be_read_is_named_with_its_line(
     findings = list(files.workloads(examined()))
     assert [finding.code for finding in findings] == ["LAB-WORKLOAD-001"] * 2
     assert findings[1].fix == "${EDITOR:-vi} +2 workloads/tab/workload.yml"
+
+
+def test_a_workload_whose_script_has_windows_line_ends_is_told_of(
+    examined: Callable[..., CheckContext], tmp_path: Path
+) -> None:
+    """LAB-WORKLOAD-001 has the command that mends the script."""
+    (tmp_path / "workloads").mkdir()
+    shutil.copytree(ROOT / "workloads/hello-mpi", tmp_path / "workloads/hello-mpi")
+    script = tmp_path / "workloads/hello-mpi/hello.sh"
+    script.write_bytes(script.read_bytes().replace(b"\n", b"\r\n"))
+    (finding,) = files.workloads(examined())
+    assert (finding.code, finding.level) == ("LAB-WORKLOAD-001", "warn")
+    assert finding.fix == f"sed -i 's/\\r$//' {script}"
 
 
 def test_a_lab_whose_workloads_can_be_read_is_well(examined: Callable[..., CheckContext], tmp_path: Path) -> None:
