@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -38,6 +39,8 @@ SENT_BYTES = 1 << 20
 """Bytes sent through ssh to measure the rate."""
 LOST_WAY = ("Could not resolve", "No route to host", "Network is unreachable")
 """Words of ssh on a name or network, not on the other side."""
+NO_CLIENT = re.compile(r"failed to run command .ssh.")
+"""Words of timeout(1) in an image without ssh."""
 LEAST_SHARED = 0.1
 """Share of /dev/shm that is free if no run is under way."""
 SLOW = 1e6
@@ -138,9 +141,8 @@ def link(ctx: CheckContext, worker: Container, answer: dict[str, Any]) -> Iterat
         if "IDENTIFICATION HAS CHANGED" in stderr or "verification failed" in stderr:
             code, summary = "LAB-SSH-002", "its host key is not the one pinned for it"
             impact = "something else than the node created by `labctl up` may answer in its name; it is not trusted"
-        # The launcher has a wrong address of it, or none: another start of the worker changes nothing.
-        fix = RECREATE if any(words in stderr for words in LOST_WAY) else restart(ctx, worker)
-        yield error(code, summary, impact, fix, node=worker.node, auto_fixable=True)
+        fix, auto = way_out(ctx, worker, stderr)
+        yield error(code, summary, impact, fix, node=worker.node, auto_fixable=auto)
         return
     yield ok("LAB-SSH-001", f"reached from the launcher in {human.duration(answer['seconds'])}", worker.node)
     rate = answer["rate"]
@@ -150,6 +152,15 @@ def link(ctx: CheckContext, worker: Container, answer: dict[str, Any]) -> Iterat
         yield warn("LAB-NET-005", f"{summary} from the launcher", impact, RECREATE, node=worker.node)
     else:
         yield ok("LAB-NET-005", f"{human.size(rate)}/s through ssh from the launcher", worker.node)
+
+
+def way_out(ctx: CheckContext, worker: Container, stderr: str) -> tuple[str, bool]:
+    """Return what mends a worker that ssh does not reach, and whether doctor may do it."""
+    if NO_CLIENT.search(stderr):
+        return f"docker run --rm {ctx.lab.image} ssh -V  # install an ssh client in this image, then: {UP}", False
+    # The launcher has a wrong address of it, or none: another start of the worker changes nothing.
+    lost_way = any(words in stderr for words in LOST_WAY)
+    return RECREATE if lost_way else restart(ctx, worker), True
 
 
 # --- from within ---------------------------------------------------------------------------------------------

@@ -554,6 +554,10 @@ def test_the_disk_of_runs_counts_for_the_record_of_a_run(
     [
         ("ssh: Could not resolve hostname worker-0: Name or service not known", "labctl down && labctl up"),
         ("ssh: connect to host worker-0 port 22: No route to host", "labctl down && labctl up"),
+        (
+            "timeout: failed to run command \u2018ssh\u2019: No such file or directory",
+            "docker run --rm labctl/cpu ssh -V  # install an ssh client in this image, then: labctl up",
+        ),
         ("lab@worker-0: Permission denied (publickey).", "docker restart -t 1 labctl-demo-worker-0-1"),
     ],
 )
