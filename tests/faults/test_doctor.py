@@ -15,6 +15,7 @@ Of a lab that is up:
     11  a worker was disconnected from the network       LAB-NET-001    docker rm && labctl up
     12  a rendered file was edited by hand               LAB-FILES-001  labctl render
     13  the cache directory was removed                  LAB-MOUNT-001  mkdir
+                                                         LAB-NODE-003   labctl up
 
     33  /dev/shm of a worker is full                     LAB-SHM-002    docker restart
 
@@ -285,6 +286,8 @@ PLANTED: dict[str, tuple[tuple[Plant, ...], tuple[Fault, ...]]] = {
             ("LAB-FILES-001", "local"),
             ("LAB-PORT-001", "worker-0"),
             ("LAB-MOUNT-001", "local"),
+            # The directory that is made anew is not the one that the nodes mount.
+            ("LAB-NODE-003", "worker-0"),
             # A restart, which needs the mount.
             ("LAB-SHM-002", "worker-1"),
         ),
