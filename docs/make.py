@@ -100,7 +100,9 @@ def draw_pictures(session: Session) -> None:
     frame = watched(["labctl", "top"], session.directory, until=r"\b6\d/120")
     (PICTURES / "top.svg").write_text(svg(["$ labctl top", *frame]), encoding="utf-8")
     session.run("labctl attach && labctl report --out page")
-    screenshot(session.directory / "page/report.html", PICTURES / "report.png")
+    page = session.directory / "page/report.html"
+    page.write_text(page.read_text(encoding="utf-8").replace(str(session.home), "~"), encoding="utf-8")
+    screenshot(page, PICTURES / "report.png")
 
 
 def watched(command: list[str], directory: Path, until: str) -> list[str]:
