@@ -46,7 +46,7 @@ COMMANDS = {
     "top": ("top", "watch a run: steps, loss, throughput, time left, nodes, devices"),
     "stacks": ("run", "show what the ranks of a run wait for, and where in their code"),
     "stop": ("run", "stop a run"),
-    "runs": ("run", "list runs, or remove old ones"),
+    "runs": ("runs", "list runs, or remove old ones"),
     "show": ("run", "show the result of a run"),
     "compare": ("results", "compare runs: settings that differ, and whether their metrics differ more than usual"),
     "report": ("results", "write an HTML report of runs: verdict, curves, machine and log"),

@@ -29,7 +29,7 @@ from labctl.backends.state import ObservedState
 from labctl.cli import exec as commands
 from labctl.cli import lab as lab_commands
 from labctl.cli.output import Output
-from labctl.cli.run import list_text
+from labctl.cli.runs import list_text
 from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.records import store
