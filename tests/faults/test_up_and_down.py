@@ -100,7 +100,7 @@ def test_a_strangers_container_with_a_nodes_name_is_named_and_stays(fresh_lab: F
     try:
         error = lab.call("up", "--json").expect(3).json["error"]
         assert name in error["message"]
-        assert error["hint"] == f"docker rename {name} {name}-other, or set another LAB_NAME in .env"
+        assert error["hint"] == f"docker rename {name} {name}-other  # or set another LAB_NAME in .env"
         theirs.reload()
         assert (theirs.status, theirs.name) == ("running", name)
     finally:

@@ -291,7 +291,7 @@ class DockerEngine:
             return self._error(f"`{command}` timed out after {human.duration(seconds)}", hint)
         message = f"`{command}` failed:\n" + "\n".join(without_repeats(output)[-LAST_LINES:])
         if taken := TAKEN.search(output):
-            hint = f"docker rename {taken[1]} {taken[1]}-other, or set another LAB_NAME in .env"
+            hint = f"docker rename {taken[1]} {taken[1]}-other  # or set another LAB_NAME in .env"
             return self._error(message, f"on {self.host}: {hint}" if self._address else hint)
         if taken := PORT_TAKEN.search(output):
             port = f"port {taken[2]} of {taken[1]} is in use"

@@ -26,7 +26,7 @@ def names(ctx: CheckContext) -> Iterator[Finding]:
         if name in needed:
             summary = f"container {name} exists and is not of this lab"
             impact = "the node cannot be created beside it"
-            fix = ctx.command(f"docker rename {name} {name}-other")
+            fix = f"{ctx.command(f'docker rename {name} {name}-other')}  # or set another LAB_NAME in .env"
             yield error("LAB-NAME-002", summary, impact, fix, node=needed[name])
             free = False
     network = naming.project(lab)
