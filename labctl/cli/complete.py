@@ -112,10 +112,10 @@ def setting(incomplete: str) -> list[str]:
     """Return ``KEY=`` for each setting; of a single one in bash also ``KEY=VALUE``, or it adds a blank after ``=``."""
     from labctl.config.settings import SETTINGS
 
-    found = beginning(incomplete, (f"{each.key}=" for each in SETTINGS))
-    if len(found) == 1 and os.environ.get("_LABCTL_COMPLETE") == "complete_bash":
-        found += beginning(incomplete, [f"{found[0]}VALUE"])
-    return found
+    keys = beginning(incomplete, (f"{each.key}=" for each in SETTINGS))
+    if len(keys) == 1 and os.environ.get("_LABCTL_COMPLETE") == "complete_bash":
+        keys += beginning(incomplete, [f"{keys[0]}VALUE"])
+    return keys
 
 
 def hostfile_set(incomplete: str) -> list[str]:
