@@ -589,7 +589,8 @@ def test_a_container_of_others_with_a_node_s_name_stops_up(examined: Callable[..
     planted.foreign = ("labctl-demo-worker-1-1", "labctl-demo-other-1")
     (finding,) = conflicts.names(examined(told=planted))
     assert (finding.code, finding.node) == ("LAB-NAME-002", "worker-1")
-    assert finding.fix == "docker rename labctl-demo-worker-1-1 labctl-demo-worker-1-1-other  # or set another LAB_NAME in .env"
+    rename = "docker rename labctl-demo-worker-1-1 labctl-demo-worker-1-1-other"
+    assert finding.fix == f"{rename}  # or set another LAB_NAME in .env"
     assert any(check.function == "conflicts.names" and check.stops == "compose up" for check in CHECKS)
 
 
