@@ -18,10 +18,10 @@ FILE = ".lab/applied.json"
 """The file with the digests, in the lab directory. It only names a reason: containers tell if they are out of date."""
 MADE_FROM = frozenset((
     *("LAB_NAME", "LAB_ACCELERATOR", "LAB_HOSTS", "LAB_SHARED_DIR", "LAB_NODES", "LAB_SLOTS", "LAB_DEVICES"),
-    *("LAB_IMAGE", "LAB_PACKAGES", "LAB_REQUIREMENTS", "LAB_APT", "LAB_DOCKERFILE", "LAB_SSH_PORT", "LAB_MASTER_PORT"),
-    *("LAB_PORTS", "LAB_SSHD_LOG_LEVEL", "LAB_SHM_SIZE", "LAB_MEMORY", "LAB_MEMLOCK", "LAB_STACK", "LAB_NOFILE"),
-    *("LAB_PIDS", "LAB_MOUNTS", "HOST_CACHE_PATH", "HOST_REPO_PATH", "HOST_OPTIMUM_HABANA_PATH", "PROJECT_PATH", "HF_TOKEN"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+    *("LAB_IMAGE", "LAB_PACKAGES", "LAB_REQUIREMENTS", "LAB_APT", "LAB_DOCKERFILE", "LAB_SSH_PORT"),
+    *("LAB_MASTER_PORT", "LAB_PORTS", "LAB_SSHD_LOG_LEVEL", "LAB_SHM_SIZE", "LAB_MEMORY", "LAB_MEMLOCK"),
+    *("LAB_STACK", "LAB_NOFILE", "LAB_PIDS", "LAB_MOUNTS", "HOST_CACHE_PATH", "HOST_REPO_PATH"),
+    *("HOST_OPTIMUM_HABANA_PATH", "PROJECT_PATH", "HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
 ))  # fmt: skip
 """Settings that containers on Docker are made from, besides the user's own variables."""
 
