@@ -97,6 +97,9 @@ GROUPS = {
 TAKING_RUNS = ("attach", "compare", "export", "replay", "report", "show", "stacks", "stop", "top")
 """Commands whose arguments are runs, such as ``-1``, which is no option."""
 
+WITH_SUBCOMMANDS = ("bundle", "k8s", "keys", "runs")
+"""Commands whose options follow a second word, their subcommand."""
+
 TITLE = "labctl: a Docker Compose lab for distributed training"
 
 EXAMPLES = (
@@ -150,6 +153,7 @@ def dispatch(arguments: list[str]) -> int:
     """Print help or version, or run the named command with the imports it needs; return the exit code."""
     if completing():
         return execute(completed_commands(), arguments)
+    arguments = with_directory_behind(arguments)
     if set(arguments) <= {"help", "--help", "-h"}:
         say(overview(page_width()))
     elif arguments[0] in ("help", "--help", "-h"):
@@ -161,6 +165,16 @@ def dispatch(arguments: list[str]) -> int:
     else:
         return execute({arguments[0]} if arguments[0] in COMMANDS else set(COMMANDS), arguments)
     return 0
+
+
+def with_directory_behind(arguments: list[str]) -> list[str]:
+    """Return the arguments with ``-C DIRECTORY`` behind the command, if it is before, as git and make take it."""
+    named, rest = arguments[:2], arguments[2:]
+    if named[:1] not in (["-C"], ["--directory"]) or not rest or rest[0] not in COMMANDS:
+        return arguments
+    words = rest[: 2 if rest[0] in WITH_SUBCOMMANDS else 1]
+    command = [word for word in words if not word.startswith("-")]
+    return [*command, *named, *rest[len(command) :]]
 
 
 def completing() -> bool:

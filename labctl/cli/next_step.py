@@ -112,7 +112,7 @@ def _near_option(message: str, log: Sequence[str]) -> str:
 
 def _by_message(message: str, project: Project | None, settings: Mapping[str, str]) -> str:
     """Return advice on a failure by its message; empty if there is none."""
-    if advice := _left_out(message, project) or _missing_device(message):
+    if advice := _left_out(message, project, settings) or _missing_device(message):
         return advice
     return _missing_module(message, settings) or _missing_path(message, settings) or _step(message)
 
@@ -140,7 +140,7 @@ def _missing_device(message: str) -> str:
     return ""
 
 
-def _left_out(message: str, project: Project | None) -> str:
+def _left_out(message: str, project: Project | None, settings: Mapping[str, str]) -> str:
     """Return advice if the message names a file of the project that git ignores, so it was not copied; else empty."""
     from labctl.system import git
 
@@ -158,10 +158,11 @@ def _left_out(message: str, project: Project | None) -> str:
     is_here = path.is_relative_to(project.root) and os.path.lexists(path)
     if not is_here or not git.ignores(repository, path):
         return ""
-    mount = shlex.quote(f"{mountable(path)}:/data:ro")
+    folder = mountable(path)
+    mounts = shlex.quote(f"{settings.get('LAB_MOUNTS', '')} {folder}:{folder}:ro".lstrip())
     return (
         f"{path} is not in the run, as .gitignore leaves it out: take it out there, or mount it, "
-        f"LAB_MOUNTS={mount} in .env, then `labctl up`, and name it below /data"
+        f"LAB_MOUNTS={mounts} in .env, then `labctl up`, and name it by this path"
     )
 
 

@@ -155,9 +155,9 @@ USAGE = {
         "options follow the command: labctl status -v",
     ),
     "value of an option that is a command": (
-        "-C run status",
-        "`-C` is before the command",
-        "options follow the command: labctl status -C run",
+        "-n run status",
+        "`-n` is before the command",
+        "options follow the command: labctl status -n run",
     ),
     "no command": (
         "-C mylab",
@@ -773,6 +773,18 @@ def test_prune_removes_the_oldest_runs_and_names_them(labctl: Labctl) -> None:
     assert (answer.out, answer.err) == ("2 removed, 1 kept\n", "".join(f"removed run {run_id}\n" for run_id in ids[:2]))
     assert [run["run_id"] for run in labctl("runs", "--json").document["runs"]] == ids[2:]
     assert labctl("runs", "prune", "--keep", "0").code == 2
+
+
+@pytest.mark.parametrize(
+    "typed", ["config --json", "runs prune --keep 1 --dry-run", "runs", "keys rotate -s LAB_NODES=x"]
+)
+def test_the_lab_directory_may_be_named_before_the_command(
+    labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    """Type -C before the command, in another directory: the answer is that of the lab."""
+    expected = labctl(*typed.split())
+    monkeypatch.chdir(tmp_path.parent)
+    assert labctl("-C", str(labctl.directory), *typed.split()) == expected
 
 
 def test_options_before_the_subcommand_are_not_passed_over(labctl: Labctl, tmp_path: Path) -> None:

@@ -415,7 +415,7 @@ def test_a_file_of_the_project_that_git_ignores_is_said_not_to_be_in_the_run(tmp
 
     advice = (
         f"next       {root}/data/a.bin is not in the run, as .gitignore leaves it out: take it out there, or mount it, "
-        f"LAB_MOUNTS={root}/data:/data:ro in .env, then `labctl up`, and name it below /data"
+        f"LAB_MOUNTS={root}/data:{root}/data:ro in .env, then `labctl up`, and name it by this path"
     )
     for name in ("a.bin", "../data/a.bin", "/workspace/outputs/r1/work/mine/data/a.bin", f"{root}/data/a.bin"):
         assert advice in shown(name)
