@@ -75,6 +75,7 @@ def test_up_sends_to_the_host_that_lacks_files_and_renews_only_what_mounted_them
         "#2 remove worker-1 on h2  [cannot be used: its files are gone]",
         "#3 push files of worker-1 to h2  [files missing on host]",
         f"#4 compose up worker-1 (project labctl-{lab.name}) on h2  [worker-1 missing]",
+        "#5 write .lab/applied.json  [containers changed]",
     ]
     assert lab.hosts[0].shell('ls -A "$1/workloads"', first).count(".current") == 0
     assert lab.hosts[1].shell('[ -e "$1" ] || echo gone', second) == "gone\n"
