@@ -64,12 +64,6 @@ def test_outside_a_lab_no_lab_of_a_default_name_is_meant(
     assert "-C DIRECTORY" in answer.err
 
 
-def test_the_lab_is_named_after_the_command(labctl: Labctl, tmp_path: Path) -> None:
-    """Put -C before the command: exit code 2 says that it follows the command."""
-    answer = labctl("-C", str(tmp_path), "status")
-    assert (answer.code, f"options follow the command: labctl status -C {tmp_path}" in answer.err) == (2, True)
-
-
 @pytest.mark.parametrize("command", ["attach", "stop"])
 def test_a_command_that_there_is_is_not_called_unknown(command: str, labctl: Labctl) -> None:
     """Give attach and stop an unknown option: the error names the option, not the command."""
