@@ -44,7 +44,9 @@ def machine(engine: DockerClient, family: str, tmp_path: Path) -> Iterator[Conta
     subprocess.run([sys.executable, "-m", "build", "--outdir", tmp_path / "dist", ROOT], check=True, cwd=tmp_path)
     pip = package_sources.of_host()
     apt = "".join(build.apt_list("debian", release, "") for release in images.RELEASES)
-    (tmp_path / "sources.list").write_text(apt or "deb http://deb.debian.org/debian trixie main\n")
+    if not apt:
+        pytest.skip("this host's apt has no source of Debian packages")
+    (tmp_path / "sources.list").write_text(apt)
     container = engine.containers.run(
         images.ensure(engine, tmp_path),
         name=f"{family}-bare",

@@ -225,7 +225,7 @@ def proxy_answers(ctx: CheckContext, key: str, value: str) -> Finding:
         reason = failure.strerror or str(failure) or "timed out"
         # Not removed: it may be down for a minute, and be the only way out.
         address = f"{parts.scheme or 'http'}://{place[0]}:{place[1]}"
-        fix = f"curl -sSI --proxy {shlex.quote(address)} https://pypi.org  # correct {key} if it stays down"
+        fix = f"curl -sSI --proxy {shlex.quote(address)} https://example.com  # correct {key} if it stays down"
         return warn("LAB-PROXY-003", f"{shown}: {reason}", "builds and downloads time out", fix)
     return ok("LAB-PROXY-003", f"{key} answers")
 
