@@ -180,7 +180,9 @@ class AcceleratorModule(Struct, frozen=True, kw_only=True):
     @property
     def programs(self) -> frozenset[str]:
         """Names of the vendor's programs that show its devices."""
-        commands = ((self.tool.argv if self.tool else ()), (self.watch.tool if self.watch else ()), self.health.split())
+        tool = self.tool.argv if self.tool else ()
+        watch = self.watch.tool if self.watch else ()
+        commands = (tool, watch, self.health.split())
         return frozenset(command[0] for command in commands if command)
 
     def mapping(self, host: Host, devices: tuple[Device, ...]) -> DeviceMapping:

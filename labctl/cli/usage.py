@@ -215,7 +215,7 @@ KINDS: tuple[tuple[str, Callable[[Any], tuple[str, str]]], ...] = (
     ("Option '.*' requires an argument", _of_lone_option),
     ("No such command", _of_subcommand),
 )
-"""How the parser's message begins, and the function that explains it."""
+"""Pattern of the beginning of a parser's message, and the function that explains it."""
 
 
 def _of_command(arguments: list[str]) -> str:

@@ -57,7 +57,7 @@ _REFUSED = (
     (
         rf"{_KEY}=[\u2018-\u201f]",
         "the value of {key} begins with a curly quote, as word processors write it",
-        "type the quotes anew, straight: {key}='...'",
+        "type the quotes again, straight: {key}='...'",
     ),
     (
         rf"(?i:{_KEY}=(?P<number>[0-9]+)[ \t]+(?P<unit>[kmgt]i?b?)([ \t]|$))",

@@ -1,4 +1,4 @@
-"""Which of doctor's findings follow from others, and which one fix mends."""
+"""Causes among doctor's findings: those that follow from others, and those that one fix mends."""
 
 from __future__ import annotations
 

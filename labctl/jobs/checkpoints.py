@@ -97,8 +97,8 @@ def _other_pattern(lab: Lab, workload: Workload, run_id: str) -> str:
 
 def _newest(top: Path) -> PurePosixPath | None:
     """Return the newest file that looks like a checkpoint, by its path in a run's directory; None if none."""
-    found = [path for path in top.rglob("*") if SAVED.search(path.name) and path.is_file()]
-    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+    saved = [path for path in top.rglob("*") if SAVED.search(path.name) and path.is_file()]
+    newest = max(saved, key=lambda path: path.stat().st_mtime, default=None)
     return PurePosixPath(newest.relative_to(top)) if newest else None
 
 

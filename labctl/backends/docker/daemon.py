@@ -350,7 +350,8 @@ class DockerEngine:
         with self._api() as api:
             listed = api.containers(all=True, filters={"name": f"^/?{prefix}-"})
         others = (container for container in listed if container["Labels"].get("labctl.lab") != lab)
-        return tuple(name.lstrip("/") for container in others for name in container["Names"])
+        paths = chain.from_iterable(container["Names"] for container in others)
+        return tuple(path.lstrip("/") for path in paths)
 
     def foreign_network(self, name: str, lab: str) -> bool | None:
         """Return True if a network of this name is not of the lab and in use, False if unused; None without one."""

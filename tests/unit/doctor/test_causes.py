@@ -1,4 +1,4 @@
-"""Which findings follow from others, and the order in which to mend them."""
+"""Causes among findings, and the order in which to mend them."""
 
 from __future__ import annotations
 

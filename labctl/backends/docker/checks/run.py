@@ -367,7 +367,8 @@ def host_tasks(
     checks: Sequence[Check], whole: CheckContext, hosts: tuple[CheckContext, ...], lacking: Mapping[str, LabError]
 ) -> Iterator[CheckTask]:
     """Yield those checks, of hosts and of the lab as a whole, whose needs are met."""
-    for check in (check for check in checks if check.scope != "node"):
+    outside_nodes = [check for check in checks if check.scope != "node"]
+    for check in outside_nodes:
         for ctx in hosts if check.scope == "host" else (whole,):
             no_devices = check.lab and ctx.name in lacking
             no_engine = check.engine and ctx.engine_error

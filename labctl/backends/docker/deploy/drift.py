@@ -66,8 +66,13 @@ def find(
 def renewed_keys(lab: Lab) -> dict[str, str]:
     """Return the nodes whose key files are to be written, each with the reason: sshd reads them only at its start."""
     files = ssh_keys.outdated(lab)
-    folders = {node.name: f"{naming.node_directory(node.name)}/ssh/" for node in lab.nodes}
-    nodes = (node for node, folder in folders.items() if any(path.startswith(folder) for path in files))
+
+    def has_renewed(node: str) -> bool:
+        """Return True if one of the files is among the node's keys."""
+        folder = f"{naming.node_directory(node)}/ssh/"
+        return any(path.startswith(folder) for path in files)
+
+    nodes = filter(has_renewed, (node.name for node in lab.nodes))
     return dict.fromkeys(nodes, "its key files were edited")
 
 
@@ -79,7 +84,7 @@ def replaced(lab: Lab, engine: Engine, containers: Iterable[Container]) -> dict[
     here = lab.containers_on(HERE)
     examined = (container for container in containers if container.state == "running" and container.node in here)
     sources = {container.node: replaced_source(lab, engine, container) for container in examined}
-    return {node: f"{source} changed: moved, removed or made anew" for node, source in sources.items() if source}
+    return {node: f"{source} changed: moved, removed or recreated" for node, source in sources.items() if source}
 
 
 def replaced_source(lab: Lab, engine: Engine, container: Container) -> str:

@@ -179,7 +179,7 @@ def test_a_container_whose_directory_was_replaced(tmp_path: Path) -> None:
     container = builders.container("worker-0", mounts=mounts, created=sources["runs"].stat().st_ctime - 1)
     assert drift.replaced(lab, cast(Engine, engine), (container,)) == {}
     sources["runs"].rename(tmp_path / "moved")
-    why = f"{sources['runs']} changed: moved, removed or made anew"
+    why = f"{sources['runs']} changed: moved, removed or recreated"
     assert drift.replaced(lab, cast(Engine, engine), (container,)) == {"worker-0": why}
     sources["runs"].mkdir()
     assert drift.replaced(lab, cast(Engine, engine), (container,)) == {"worker-0": why}
