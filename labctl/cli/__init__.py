@@ -11,8 +11,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from labctl.cli.help import listed, page_width, wrapped
-from labctl.cli.output import Output, say, write
+from labctl.cli.help import listed, page_width
+from labctl.cli.output import Output, say, wrap, write
 from labctl.errors import ConfigError, Interrupted, OutputClosed, OutputFailed
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _usage_error() -> type[Any]:
 
 def overview(width: int) -> str:
     """Return the help of labctl: the commands by group with a line of help each, examples and exit codes."""
-    lines = [*wrapped(TITLE, width, ""), "", "Usage: labctl COMMAND [OPTIONS] [ARGS]", "", "Examples:"]
+    lines = [*wrap(TITLE, width, ""), "", "Usage: labctl COMMAND [OPTIONS] [ARGS]", "", "Examples:"]
     lines += listed(EXAMPLES, width, min(max(len(line) for line, _ in EXAMPLES), width * 3 // 5))
     column = max(map(len, COMMANDS))
     for title, names in GROUPS.items():
@@ -227,7 +227,7 @@ def overview(width: int) -> str:
         lines += ["", f"{title}:", *listed(rows, width, column)]
     lines += [""]
     for text in (*FOOTER, f"Exit codes: {CODES}"):
-        lines += wrapped(text, width, "", "  ")
+        lines += wrap(text, width, "", "  ")
     return "\n".join(lines)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from labctl.cli.output import USUAL_WIDTH, width_of
+from labctl.cli.output import USUAL_WIDTH, width_of, wrap
 
 WIDEST = 120
 """Columns of a help at most."""
@@ -35,25 +34,13 @@ def listed(rows: Sequence[Row], width: int, column: int = 0) -> list[str]:
     column = column or min(max(len(name) for name, _ in rows), width * 2 // 5)
     lines = []
     for name, text in rows:
-        described = wrapped(text, width, " " * (column + 2 * GAP)) or [""]
+        described = wrap(text, width, " " * (column + 2 * GAP)) or [""]
         begin = f"{' ' * GAP}{name:<{column}}{' ' * GAP}"
         if len(name) > column and text:
             lines += [begin.rstrip(), *described]
         else:
             lines += [(begin + described[0].lstrip()).rstrip(), *described[1:]]
     return lines
-
-
-def wrapped(text: str, width: int, indent: str = "  ", further: str | None = None) -> list[str]:
-    """Wrap a text without cutting words; ``further`` is the indent of all lines but the first, if it is another."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent if further is None else further,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 class CommandHelp:
@@ -79,13 +66,13 @@ class CommandHelp:
 
     def text(self, width: int) -> str:
         """Render the help in this many columns; examples are never broken."""
-        lines = wrapped(f"Usage: {self.usage}", width, "", " " * len("Usage: "))
-        lines += ["", *wrapped(self.description, width)]
+        lines = wrap(f"Usage: {self.usage}", width, "", " " * len("Usage: "))
+        lines += ["", *wrap(self.description, width)]
         for title, rows in (("Commands", self.commands), ("Arguments", self.arguments), ("Options", self.options)):
             lines += ["", f"{title}:", *listed(rows, width)] if rows else []
         lines += ["", "Examples:"]
         for line, what in self.examples():
-            lines += [*wrapped(f"# {what}", width, "  ", "  # "), f"  {line}"]
+            lines += [*wrap(f"# {what}", width, "  ", "  # "), f"  {line}"]
         return "\n".join(lines)
 
 

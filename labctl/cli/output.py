@@ -263,12 +263,21 @@ def cut(text: str, width: int) -> str:
     return "\n".join(human.shortened(line, width) for line in text.split("\n")) if width else text
 
 
+def wrap(text: str, width: int, indent: str = "  ", further: str | None = None) -> list[str]:
+    """Wrap a text without cutting words; ``further`` is the indent of all lines but the first, if it is another."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent if further is None else further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def wrapped(line: str, width: int, indent: int) -> str:
     """Break a line between words at ``width`` characters, unless that is 0; paths stay whole."""
-    if not width:
-        return line
-    below = " " * indent
-    return textwrap.fill(line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrap(line, width, "", " " * indent)) if width else line
 
 
 def figure(metric: Mapping[str, Any], key: str = "value") -> str:
