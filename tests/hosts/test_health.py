@@ -124,7 +124,7 @@ FAULTS = {
     "link-flap": (write(f"{PORT}/counters/link_downed", "2"), "bad", "link_downed +2"),
     "carrier": (write(f"{RAIL}/carrier_changes", "8"), "bad", "carrier_changes +6"),
     "half-speed": (write(f"{RAIL}/speed", "50000"), "bad", "50000"),
-    "clock": (slow_clock, "bad", "3 s ahead"),
+    "clock": (slow_clock, "bad", "s ahead of that of other nodes"),
     "full-disk": (full_disk, "bad", "free space"),
     "swap": (swap, "remark", "swap in use"),
     "governor": (write(GOVERNOR, "powersave"), "remark", "powersave"),
