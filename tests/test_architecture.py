@@ -37,6 +37,7 @@ RINGS: tuple[tuple[str, ...], ...] = (
     ("bundle", "doctor", "reports"),
     ("batches",),
     ("flows",),
+    ("ui",),
     ("cli",),
 )
 RING = {name: number for number, ring in enumerate(RINGS) for name in ring}
@@ -87,6 +88,9 @@ HEAVY = {
     "websocket",
     "filelock",
     "packaging",
+    "starlette",
+    "uvicorn",
+    "anyio",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

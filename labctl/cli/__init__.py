@@ -49,6 +49,7 @@ COMMANDS = {
     "runs": ("runs", "list runs, or remove old ones"),
     "show": ("run", "show the result of a run"),
     "compare": ("results", "compare runs: settings that differ, and whether their metrics differ more than usual"),
+    "ui": ("ui", "serve pages of runs and cluster to a browser on 127.0.0.1, until Ctrl-C"),
     "report": ("results", "write an HTML report of runs: verdict, curves, machine and log"),
     "export": ("results", "export a run to TensorBoard or JUnit XML"),
     "replay": ("reproduce", "repeat a run with the recorded image, code, settings and data, or list what has changed"),
@@ -68,7 +69,7 @@ COMMANDS = {
 GROUPS = {
     "Lab": ("init", "up", "status", "shell", "exec", "logs", "jupyter", "devcontainer", "down", "clean"),
     "Run": ("run", "workloads", "fit", "cache", "top", "attach", "stacks", "stop"),
-    "Results": ("runs", "show", "compare", "report", "export", "replay"),
+    "Results": ("runs", "show", "ui", "compare", "report", "export", "replay"),
     "Many hosts and clusters": (
         "validate",
         "baseline",

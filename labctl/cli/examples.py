@@ -205,6 +205,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("labctl compare c3a223 9f01b4 latest", "Compare several; runs with the same settings are one group"),
         ("labctl compare -2 -1 --metric throughput", "Compare one metric"),
     ),
+    "ui": (
+        ("labctl ui", "Serve the pages, and print their address"),
+        ("labctl ui --open", "Open them in a browser, too"),
+        ("labctl ui --port 9000", "Serve them on another port"),
+    ),
     "report": (
         ("labctl report", "Write a page of the latest run, with its charts as PNG"),
         ("labctl report --open", "Also open it in a browser"),

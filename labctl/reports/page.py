@@ -11,9 +11,12 @@ from typing import Any
 from labctl.system import human
 
 
-def render(name: str, **data: object) -> str:
-    """Render a template of this directory; all text is escaped."""
-    text: str = _environment().get_template(name).render(data)
+HERE = Path(__file__).parent
+
+
+def render(name: str, *folders: Path, **data: object) -> str:
+    """Render a template of these folders or of this one; all text is escaped."""
+    text: str = _environment((*folders, HERE)).get_template(name).render(data)
     return text
 
 
@@ -29,13 +32,13 @@ def _prose(text: str) -> Any:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 (it is escaped)
 
 
-@lru_cache(maxsize=1)
-def _environment() -> Any:
-    """Create the Jinja environment of this directory's templates, with labctl's filters; cached."""
+@lru_cache(maxsize=2)
+def _environment(folders: tuple[Path, ...]) -> Any:
+    """Create the Jinja environment of these folders' templates, with labctl's filters; cached."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(folders),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

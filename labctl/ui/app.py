@@ -1,0 +1,43 @@
+"""All addresses of the site, below the guard."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from labctl.errors import LabError
+from labctl.ui import runs
+from labctl.ui.guard import Guard
+from labctl.ui.site import STATIC, Site, failed
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+TYPES = {".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
+"""Media types of scripts and styles, by suffix."""
+PARTS = (runs,)
+"""Modules with a function ``routes(site)``."""
+
+
+def application(site: Site) -> Guard:
+    """Return the ASGI application of a site."""
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    routes = [Route("/static/{name}", static)]
+    for part in PARTS:
+        routes += part.routes(site)
+    app = Starlette(routes=routes, exception_handlers={LabError: partial(failed, site)})
+    return Guard(app, site.token)
+
+
+def static(request: Request) -> Response:
+    """Return a script or a style by its name."""
+    from starlette.responses import FileResponse, PlainTextResponse
+
+    files = {path.name: path for folder in STATIC for path in folder.iterdir()}
+    path = files.get(request.path_params["name"])
+    if not path:
+        return PlainTextResponse("not found\n", 404)
+    return FileResponse(path, media_type=TYPES[path.suffix], headers={"cache-control": "max-age=3600"})

@@ -1,0 +1,95 @@
+"""Guard of the pages: only the owner of the token gets one, from a page of this server, in a browser that runs nothing else."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")
+"""Value of a Host header: also that of an ssh tunnel from another port; any other is a name that was bound anew."""
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self'"
+        " data:; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    # The token is part of each address.
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Headers of each response that does not set them itself."""
+
+
+class Refusal(Struct, frozen=True):
+    """Status and text of a refused request."""
+
+    status: int
+    text: str
+
+
+class Guard:
+    """ASGI application that passes requests below ``/TOKEN`` on to another, without the token, and refuses others."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] != "http":
+            return
+        refusal = refused(scope, self._token)
+        if refusal:
+            await _answer(refusal, send)
+            return
+        path = scope["path"].removeprefix(f"/{self._token}") or "/"
+        await self._app({**scope, "path": path}, receive, _with_headers(send))
+
+
+def refused(scope: Scope, token: str) -> Refusal | None:
+    """Return why a request is refused; None if it is not."""
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    host = headers.get("host", "")
+    if not HOST.fullmatch(host):
+        return Refusal(403, "This address is not that of `labctl ui`.\n")
+    if not secrets.compare_digest(scope["path"].split("/")[1].encode(), token.encode()):
+        return Refusal(403, "Open the link that `labctl ui` printed: it ends with a token.\n")
+    if scope["method"] in ("GET", "HEAD") and "origin" not in headers:
+        return None
+    if headers.get("origin") != f"http://{host}":
+        return Refusal(403, "Requests from other pages are refused.\n")
+    return None
+
+
+async def _answer(refusal: Refusal, send: Send) -> None:
+    """Send a refusal as plain text."""
+    headers = _raw({**HEADERS, "content-type": "text/plain; charset=utf-8"}.items())
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": refusal.text.encode()})
+
+
+def _with_headers(send: Send) -> Send:
+    """Return a ``send`` that adds HEADERS to a response, except those that it sets itself."""
+
+    async def sending(message: Message) -> None:
+        """Send a message of a response."""
+        if message["type"] == "http.response.start":
+            own = {name.lower() for name, _ in message["headers"]}
+            added = _raw((name, value) for name, value in HEADERS.items() if name.encode() not in own)
+            message = {**message, "headers": [*message["headers"], *added]}
+        await send(message)
+
+    return sending
+
+
+def _raw(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Return headers as ASGI has them."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

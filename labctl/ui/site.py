@@ -1,0 +1,62 @@
+"""The site that is served: its lab, the form of its pages, and its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from labctl.config.context import Context
+from labctl.errors import LabError
+from labctl.reports import page
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, Response
+
+PAGES = Path(__file__).parent / "pages"
+STATIC = (Path(__file__).parent / "static", Path(page.__file__).parent / "static")
+"""Folders of the scripts and styles of pages."""
+
+
+class Site(Struct, frozen=True, kw_only=True):
+    """A lab's pages, below the address ``/TOKEN``."""
+
+    context: Context
+    lab: str
+    """Name of the lab."""
+    token: str
+
+    @property
+    def root(self) -> str:
+        """Return the path that all addresses begin with."""
+        return f"/{self.token}"
+
+    @property
+    def directory(self) -> Path:
+        """Return the lab's directory."""
+        return self.context.directory
+
+    def page(self, name: str, *, status: int = 200, **data: object) -> HTMLResponse:
+        """Return a page of a template in ``pages/`` or of the reports."""
+        from starlette.responses import HTMLResponse
+
+        return HTMLResponse(page.render(name, PAGES, site=self, **data), status)
+
+
+def as_json(answer: object, status: int = 200) -> Response:
+    """Return an answer as JSON."""
+    from starlette.responses import Response
+
+    return Response(msgspec.json.encode(answer), status, media_type="application/json")
+
+
+def failed(site: Site, request: Request, error: LabError) -> Response:
+    """Return an error of labctl: as JSON for a script, as a page for a person."""
+    told: Mapping[str, str] = {"message": error.message, "hint": error.hint}
+    if "text/html" in request.headers.get("accept", ""):
+        return site.page("error.html.j2", status=404, **told)
+    return as_json({"error": told}, 409)
