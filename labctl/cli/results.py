@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +13,7 @@ from msgspec.structs import replace
 
 from labctl import flows
 from labctl.cli import complete
+from labctl.cli.browser import open_page
 from labctl.cli.common import HERE, RUN_HELP, Directory, Json, Run, answering, context, not_an_option
 from labctl.cli.output import table, width_of, wrapped
 from labctl.cli.run import metric_title, spread_table
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 LONGEST, SHORTEST = 60, 8
 """Characters of a value that the text shows, at most and in a narrow terminal at least."""
-DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-"""Environment variables of which one is set where a browser can be opened."""
 
 
 def compare_command(
@@ -71,31 +68,6 @@ def report_command(
         output.answer(answer, answer.page)
         if open_ and (advice := open_page(Path(answer.page), os.environ)):
             output.note(advice)
-
-
-def open_page(page: Path, environ: Mapping[str, str]) -> str:
-    """Open a page in a browser; return how to get it to one if there is none on this machine."""
-    import webbrowser
-
-    if any(environ.get(name) for name in DISPLAYS) and webbrowser.open(page.as_uri()):
-        return ""
-    # Client's address and port, then this machine's as the client sees it.
-    connection = environ.get("SSH_CONNECTION", "").split()
-    address = connection[2] if len(connection) == 4 else "HOST"
-    # Without brackets scp takes what is before the first colon for the host.
-    address = f"[{address}]" if ":" in address else address
-    user = environ.get("SUDO_USER") or user_name()
-    return f"no browser on this machine; on yours: {shlex.join(('scp', '-r', f'{user}@{address}:{page.parent}', '.'))}"
-
-
-def user_name() -> str:
-    """Return the name of the user; ``USER`` for an id without a name, as in a container."""
-    import getpass
-
-    # KeyError before Python 3.13.
-    with suppress(KeyError, OSError):
-        return getpass.getuser()
-    return "USER"
 
 
 def export_command(

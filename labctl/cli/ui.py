@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 from msgspec.structs import replace
 
+from labctl.cli import browser
 from labctl.cli.common import HERE, Directory, answering, context
 from labctl.cli.output import say
 from labctl.errors import Interrupted
@@ -23,17 +25,22 @@ def ui_command(
     directory: Directory = HERE,
 ) -> None:
     """`labctl ui`: serve the lab's pages until Ctrl-C."""
-    from labctl.ui import server
-
     with answering() as output:
-        lab = context(directory, output)
+        output.begin("starting")
+        from labctl.ui import server
 
-        def show(address: str) -> None:
-            """Print the address."""
-            say(address)
-
-        try:
-            server.serve(replace(lab, emit=lambda _: None), port, show)
-        except KeyboardInterrupt:
-            output.note("stopped")
-            sys.exit(Interrupted.exit_code)
+        # The pages themselves show what fails.
+        site = server.site_of(replace(context(directory, output), emit=lambda _: None))
+        with server.listening(port) as listener:
+            number = listener.getsockname()[1]
+            address = f"http://{server.LOOPBACK}:{number}{site.root}/"
+            with browser.opened_address(address, os.environ) if open_ else nullcontext(False) as is_open:
+                say(address)
+                if not is_open:
+                    output.note(f"on another machine, first: {browser.tunnel(number, os.environ)}")
+                output.note("Ctrl-C ends it")
+                try:
+                    server.serve(site, listener)
+                except KeyboardInterrupt:
+                    output.note("stopped")
+                    sys.exit(Interrupted.exit_code)

@@ -10,7 +10,6 @@ from typing import Any
 
 from labctl.system import human
 
-
 HERE = Path(__file__).parent
 
 

@@ -1,1 +1,1 @@
-"""Pages of a lab in the browser: runs, a run, comparisons and the cluster, served on 127.0.0.1 while `labctl ui` runs."""
+"""Pages of a lab in the browser, served on 127.0.0.1 while `labctl ui` runs: runs, comparisons and the cluster."""

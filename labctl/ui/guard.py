@@ -1,4 +1,4 @@
-"""Guard of the pages: only the owner of the token gets one, from a page of this server, in a browser that runs nothing else."""
+"""Guard of the pages: who has the token gets them, and no page of another origin does."""
 
 from __future__ import annotations
 

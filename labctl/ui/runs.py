@@ -17,11 +17,11 @@ def routes(site: Site) -> list[BaseRoute]:
     """Return the addresses of the list of runs."""
     from starlette.routing import Route
 
-    def page(request: Request) -> Response:
+    def page(_: Request) -> Response:
         """Return the page."""
         return site.page("list.html.j2", here="/")
 
-    def rows(request: Request) -> Response:
+    def rows(_: Request) -> Response:
         """Return the rows of the list."""
         return as_json(flows.runs(site.context))
 

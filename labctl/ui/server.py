@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterable
 
 from labctl.config.context import Context
 from labctl.errors import HostError
@@ -16,15 +15,18 @@ from labctl.ui.site import Site
 LOOPBACK = "127.0.0.1"
 PORTS = range(8765, 8865)
 """Ports of which the first free one is taken if none is named."""
+TOKEN_BYTES = 24
 CLOSING = 1
 """Seconds in which pages that are open may end their requests."""
 
 
-def serve(context: Context, port: int | None, show: Callable[[str], None]) -> None:
-    """Serve the pages until Ctrl-C, which raises KeyboardInterrupt; ``show`` gets their address.
+def site_of(context: Context) -> Site:
+    """Return the pages of the lab in a directory, with a new token. ConfigError if it is no lab."""
+    return Site(context=context, lab=named_settings(context).text("LAB_NAME"), token=secrets.token_urlsafe(TOKEN_BYTES))
 
-    HostError if no port is free; ConfigError if the directory is no lab.
-    """
+
+def serve(site: Site, listener: socket.socket) -> None:
+    """Serve pages on a socket until SIGINT, which raises KeyboardInterrupt, or SIGTERM."""
     import anyio
     import uvicorn
 
@@ -38,9 +40,6 @@ def serve(context: Context, port: int | None, show: Callable[[str], None]) -> No
                     self.handle_exit(number, None)
                     return
 
-    lab = named_settings(context).text("LAB_NAME")
-    site = Site(context=context, lab=lab, token=secrets.token_urlsafe(24))
-    listener = listening((port,) if port else PORTS)
     config = uvicorn.Config(
         app.application(site),
         lifespan="off",
@@ -50,23 +49,21 @@ def serve(context: Context, port: int | None, show: Callable[[str], None]) -> No
         server_header=False,
         timeout_graceful_shutdown=CLOSING,
     )
-    with listener:
-        show(f"http://{LOOPBACK}:{listener.getsockname()[1]}{site.root}/")
-        Server(config).run([listener])
+    Server(config).run([listener])
 
 
-def listening(ports: Iterable[int]) -> socket.socket:
-    """Return a socket that listens on the first free port of 127.0.0.1. HostError if none is free."""
+def listening(port: int | None) -> socket.socket:
+    """Return a socket that listens on a port of 127.0.0.1, by default the first free one. HostError if none is."""
     refused = ""
-    for port in ports:
+    for each in (port,) if port else PORTS:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((LOOPBACK, port))
+            listener.bind((LOOPBACK, each))
             listener.listen()
         except OSError as error:
             listener.close()
-            refused = refused or f"port {port} of {LOOPBACK}: {error.strerror}"
+            refused = refused or f"port {each} of {LOOPBACK}: {error.strerror}"
         else:
             return listener
     raise HostError(f"cannot listen on {refused}", hint="labctl ui --port PORT")

@@ -12,7 +12,8 @@ from support.commandline import Labctl
 
 from labctl import flows
 from labctl.backends.docker.backend import DockerBackend
-from labctl.cli.results import differences, open_page
+from labctl.cli.browser import open_page
+from labctl.cli.results import differences
 from labctl.model import Result
 from labctl.runs.compare import Comparison, Difference, Group
 
