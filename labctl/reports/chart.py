@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from labctl.reports.curves import STYLES, Chart
 from labctl.system import human
 
 if TYPE_CHECKING:
@@ -23,15 +24,6 @@ BINS = 80
 """Bins of the histogram in the shared row."""
 POINTS = 240
 """Points of a line above which it is thinned out."""
-# Okabe and Ito's colors without black and yellow, which hardly show on dark and on white; with dashes and marks.
-STYLES: tuple[tuple[str, tuple[float, ...] | tuple[None, None], str], ...] = (
-    ("#0072b2", (None, None), "o"),
-    ("#d55e00", (5, 2), "s"),
-    ("#009e73", (1, 1.5), "^"),
-    ("#cc79a7", (6, 1.5, 1, 1.5), "D"),
-    ("#e69f00", (3, 1.5), "v"),
-    ("#56b4e9", (8, 2, 1, 2, 1, 2), "X"),
-)
 # Inches: narrow enough that text of 10 points is readable on a phone, on which the page shrinks it.
 _WIDTH, _ROW, _FRAME, _CURVE = 4.2, 0.23, 0.5, 2.6
 # Placeholders of the page's CSS variables, which differ in dark mode and in print.
@@ -46,13 +38,6 @@ class Bar(Struct, frozen=True, kw_only=True):
     value: float | None
     limit: float | None = None
     passed: bool | None = None
-
-
-class Line(Struct, frozen=True, kw_only=True):
-    """Points by ascending x; several of one x if the line stands for several series. y is None if unknown."""
-
-    name: str
-    points: Sequence[tuple[float, float | None]]
 
 
 class Drawing:
@@ -92,25 +77,27 @@ def bars(bars: Sequence[Bar], unit: str, alt: str) -> Drawing:
         return Drawing(figure, alt)
 
 
-def lines(lines: Sequence[Line], along: str, unit: str, alt: str) -> Drawing:
-    """Draw at most ``len(STYLES)`` lines over a number such as the step, with different colors, dashes and marks.
+def curves(chart: Chart) -> Drawing:
+    """Draw a chart's lines over a number such as the step, with different colors, dashes and marks.
 
     A line of many points, or with several of one x, is drawn as the median of each part in a band of all values.
     """
+    alt, lines = f"{chart.title}: {chart.caption}", chart.lines
     with _style(alt):
         figure, axes = _figure(_CURVE + (_ROW * math.ceil(len(lines) / 2) if len(lines) > 1 else 0))
-        for line, (color, dashes, mark) in zip(lines, STYLES, strict=False):
+        for line in lines:
+            color, (_, dashes, mark) = STYLES[line.color][0], STYLES[line.dash]
             x, middle, low, high = _thinned(line.points)
             often = max(1, len(x) // 6)
             axes.plot(
-                x, middle, label=_short(line.name), color=color, dashes=dashes, linewidth=1.5, marker=mark,
-                markersize=4, markevery=often,
+                x, middle, label=_short(line.name), color=color, dashes=dashes or (None, None), linewidth=1.5,
+                marker=mark, markersize=4, markevery=often,
             )  # fmt: skip
             if low is not None:
                 axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
         _axes(axes)
-        axes.set_xlabel(along, color=_INK)
-        axes.set_ylabel(unit, color=_INK)
+        axes.set_xlabel(chart.along, color=_INK)
+        axes.set_ylabel(f"{chart.title} ({chart.unit})" if chart.unit else chart.title, color=_INK)
         axes.locator_params(nbins=6)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: human.number(value))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from base64 import b64encode
+from collections.abc import Iterable
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,17 @@ def render(name: str, *folders: Path, **data: object) -> str:
     """Render a template of these folders or of this one; all text is escaped."""
     text: str = _environment((*folders, HERE)).get_template(name).render(data)
     return text
+
+
+def static(name: str) -> str:
+    """Return a script or a style of the pages."""
+    return (HERE / "static" / name).read_text(encoding="utf-8")
+
+
+def policy(scripts: Iterable[str]) -> str:
+    """Return the part of a page's Content-Security-Policy that lets these scripts run, and no other."""
+    hashes = (b64encode(sha256(script.encode()).digest()).decode() for script in scripts)
+    return "; script-src " + " ".join(f"'sha256-{digest}'" for digest in hashes)
 
 
 def finite(value: float | None) -> float | None:

@@ -1,16 +1,16 @@
-"""Report of one or several runs: a page with verdict, curves, machine, ranks and log, and its charts as PNG."""
+"""Page of runs with verdict, curves, machine, ranks and log: written with its charts as PNG, or served."""
 
 from __future__ import annotations
 
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -20,17 +20,19 @@ from labctl.jobs import code
 from labctl.model import CriterionResult, Metric, Result
 from labctl.records import last_words, metrics, places, store, straggler, verdict
 from labctl.records.metrics import Sample
-from labctl.reports import chart, samples
-from labctl.reports.chart import Bar, Drawing, Line
-from labctl.reports.page import render
+from labctl.reports import chart, curves, samples
+from labctl.reports.chart import Bar
+from labctl.reports.curves import Chart, Label, Line, Points
+from labctl.reports.page import policy, render, static
 from labctl.runs import compare, origin, series
 from labctl.runs.compare import Comparison, RecordedRun
-from labctl.runs.series import step_times
 from labctl.system import files, human
 
 PAGE = "report.html"
-MOST = len(chart.STYLES)
-"""Lines of a chart at most."""
+RUNNING = "RUNNING"
+"""Verdict of the provisional result of a run that is under way."""
+SCRIPTS = ("uplot.js", "charts.js")
+STYLES = ("uplot.css", "charts.css")
 EXCERPT = 50
 """Last lines of the log to show."""
 LONGEST_LINE = 500
@@ -56,13 +58,19 @@ FILES = {
 STEP_TIME = re.compile(r"(?:step[ _-]?time|time per step)[ =:]+(\d+(?:\.\d+)?) ?(ms|s)?\b", re.IGNORECASE)
 
 
-class Picture(Struct, frozen=True):
-    """A chart with its file name, title, and a caption of its values."""
+class Ranks(Struct, frozen=True, kw_only=True):
+    """Times of a run's ranks, slowest first."""
 
     name: str
     title: str
     caption: str
-    drawing: Drawing
+    unit: str
+    bars: tuple[Bar, ...]
+
+    @property
+    def shown(self) -> tuple[Bar, ...]:
+        """Return the slowest ranks, with a bar each on a page."""
+        return self.bars[: chart.ROWS]
 
 
 class Section(Struct, frozen=True):
@@ -75,9 +83,9 @@ class Section(Struct, frozen=True):
     path: str
     """Directory of its record."""
     folder: str
-    """The same, relative to the page."""
+    """Address of the same: relative to a written page."""
     links: Mapping[str, str]
-    """Files of its record, relative to the page, by their name on it."""
+    """Addresses of files of its record, by their name on the page."""
     cause: str
     """Lines of the log with the cause of a failure; empty if that is a criterion."""
     missed: str
@@ -95,6 +103,11 @@ class Section(Struct, frozen=True):
     def result(self) -> Result:
         """Return the run's result."""
         return self.run.result
+
+    @property
+    def running(self) -> bool:
+        """True if the run is under way."""
+        return self.result.verdict == RUNNING
 
 
 class Report(Struct, frozen=True):
@@ -140,33 +153,82 @@ def directory_of(lab: Path, runs: Sequence[RecordedRun]) -> Path:
 
 
 def of_runs(lab: Path, runs: Sequence[RecordedRun], out: Path | None = None) -> Report:
-    """Return the report of runs, finished or not; of several, with a comparison of their settings and metrics.
+    """Return the report of ended runs; of several, with a comparison of their settings and metrics.
 
     The page is for the directory ``out``, from which it links the runs' files.
     """
     beside = out or directory_of(lab, runs)
+    return _written("runs.html.j2", _content(lab, runs, lambda path: quote(os.path.relpath(path, beside))))
+
+
+def served(lab: Path, runs: Sequence[RecordedRun], root: str) -> dict[str, object]:
+    """Return what runs.html.j2 needs for a page below the address ``root``, of ended runs or one under way.
+
+    Such a run has a provisional result, with the verdict RUNNING. Nothing is drawn: the page's script does that.
+    """
+    return {
+        **_content(lab, runs, lambda path: f"{root}/run/{quote(path.name)}/files"),
+        "layout": "ui.html.j2",
+        "drawings": {},
+        "addresses": [f"{root}/static/{name}" for name in SCRIPTS],
+        "scripts": (),
+    }
+
+
+def _content(lab: Path, runs: Sequence[RecordedRun], address: Callable[[Path], str]) -> dict[str, Any]:
+    """Return what a page of runs shows; ``address`` is that of a record's directory."""
     compared = compare.compare(runs)
     labels = _labels(compared) if len(runs) > 1 else dict.fromkeys(compared.groups[0].runs, ("", ""))
     by_label = {labels[run.result.run_id]: run for run in runs}
     paths = {label: store.directory(lab, run.result.run_id) for label, run in by_label.items()}
     tracks = {label: samples.read(path) for label, path in paths.items()}
     times = {label[-1]: rank_times(lab, run.result) for label, run in by_label.items()}
-    sections = [_section(label[-1], run, paths[label], beside) for label, run in by_label.items()]
+    sections = [_section(label[-1], run, paths[label], address(paths[label])) for label, run in by_label.items()]
     by_id = {run.result.run_id: run for run in runs}
-    return _report(
-        "runs.html.j2",
-        curves=list(_curves(by_label)),
-        machine=list(_machine(tracks)),
-        ranks=list(_ranks(times)),
-        sections=sections,
-        compared=compared,
-        described=list(compare.described(compared)),
-        checks=_checks(sections, only_missed=len(runs) > 1),
-        metrics=_at_end(compared),
-        found_in=_found_in(compared),
-        remarks=_remarks(runs[0]) if len(runs) == 1 else {},
-        environments=[(group.name, _environment(by_id[group.runs[0]].facts)) for group in compared.groups],
+    of_metrics = curves.of_runs(by_label)
+    charts = curves.named_apart((*of_metrics, *curves.of_machine(tracks)))
+    return {
+        "curves": charts[: len(of_metrics)],
+        "machine": charts[len(of_metrics) :],
+        "ranks": list(_ranks(times)),
+        "sections": sections,
+        "compared": compared,
+        "described": list(compare.described(compared)),
+        "checks": _checks(sections, only_missed=len(runs) > 1),
+        "metrics": _at_end(compared),
+        "found_in": _found_in(compared),
+        "remarks": _remarks(runs[0]) if len(runs) == 1 else {},
+        "environments": [(group.name, _environment(by_id[group.runs[0]].facts)) for group in compared.groups],
+        **_looks(charts),
+    }
+
+
+def _looks(charts: Sequence[Chart]) -> dict[str, object]:
+    """Return the data of a page's charts for its script, and the styles."""
+    return {
+        "data": curves.as_data(charts),
+        "line_styles": curves.STYLES,
+        "styles": "\n".join(map(static, STYLES)),
+    }
+
+
+def _written(template: str, content: Mapping[str, Any]) -> Report:
+    """Render content as a page in one file; return it with a PNG of each chart."""
+    drawings = {each.name: chart.curves(each) for each in (*content["curves"], *content.get("machine", ()))}
+    scripts = tuple(map(static, SCRIPTS))
+    html = render(
+        template,
+        **content,
+        layout="page.html.j2",
+        drawings={name: drawing.svg() for name, drawing in drawings.items()},
+        addresses=(),
+        scripts=scripts,
+        policy=policy(scripts),
     )
+    drawings |= {
+        ranks.name: chart.bars(ranks.bars, f"{ranks.title} ({ranks.unit})", ranks.caption) for ranks in content["ranks"]
+    }
+    return Report(html, {f"{name}.png": drawing.png() for name, drawing in drawings.items()})
 
 
 def _checks(sections: Iterable[Section], *, only_missed: bool) -> list[tuple[str, CriterionResult]]:
@@ -195,26 +257,30 @@ def of_csv(path: Path) -> Report:
     by_rank: dict[int, list[samples.EpochRow]] = {}
     for row in samples.epochs(path):
         by_rank.setdefault(row.rank, []).append(row)
-    charts: list[Picture] = []
+    charts: list[Chart] = []
     for column, title, unit in (
         ("Computation_Time", "time of an epoch", "s"),
         ("GPU_Load", "device load", "%"),
         ("GPU_Used_Mem_MB", "device memory", "MB"),
         ("GPU_Temp_C", "device temperature", "°C"),
     ):
-        lines = [Line(name=f"rank {rank}", points=_column(rows, column)) for rank, rows in by_rank.items()]
-        charts += _picture(title, lines, "epoch", unit)
+        lines = [
+            Line(name=f"rank {rank}", points=_column(rows, column), color=place % curves.MOST, dash=place % curves.MOST)
+            for place, (rank, rows) in enumerate(by_rank.items())
+        ]
+        charts += curves.of_lines(title, lines, "epoch", unit)
     times = {rank: _seconds(rows) for rank, rows in by_rank.items()}
-    return _report(
-        "metrics.html.j2",
-        file=path.name,
-        curves=charts,
-        ranks=list(_ranks({"": (_means(times), "s/epoch")})),
-        rows=[
+    content = {
+        "file": path.name,
+        "curves": charts,
+        "ranks": list(_ranks({"": (_means(times), "s/epoch")})),
+        "rows": [
             (rank, rows[-1].name, len(rows), mean(times[rank]) if times[rank] else None)
             for rank, rows in by_rank.items()
         ],
-    )
+        **_looks(charts),
+    }
+    return _written("metrics.html.j2", content)
 
 
 def _column(rows: Iterable[samples.EpochRow], name: str) -> Points:
@@ -225,19 +291,6 @@ def _column(rows: Iterable[samples.EpochRow], name: str) -> Points:
 def _seconds(rows: Iterable[samples.EpochRow]) -> list[float]:
     """Return the training times of the epochs that have one."""
     return [row.seconds for row in rows if row.seconds is not None]
-
-
-def _report(template: str, **data: object) -> Report:
-    """Render a template as a page; return it with a PNG of each picture in the data's lists."""
-    pictures: list[Picture] = []
-    for value in data.values():
-        if isinstance(value, list):
-            pictures += [item for item in value if isinstance(item, Picture)]
-    return Report(render(template, **data), {f"{picture.name}.png": picture.drawing.png() for picture in pictures})
-
-
-Label = tuple[str, str]
-"""Group and name of a run: both empty for a single run."""
 
 
 def _labels(compared: Comparison) -> dict[str, Label]:
@@ -316,113 +369,7 @@ def _reduction(metric: Metric, kept: Sequence[Sample]) -> Iterator[str]:
         yield metric.reduce + (f" without the first {metric.skip}" if metric.skip else "")
 
 
-# --- charts --------------------------------------------------------------------------------------------------
-
-
-def _picture(title: str, lines: Iterable[Line], along: str, unit: str) -> Iterator[Picture]:
-    """Yield a chart of the lines with several values, if any; more than MOST are drawn as one line with a band."""
-    drawn = [line for line in lines if _count(line) > 1]
-    if not drawn:
-        return
-    points = list(chain.from_iterable(line.points for line in drawn))
-    if len(drawn) > MOST:
-        drawn = [Line(name="all", points=sorted(points, key=_x))]
-    values = [value for _, value in points if value is not None]
-    absent = len(points) - len(values)
-    caption = f"{human.span(values)} {unit}".rstrip()
-    caption += f"; no figure for {absent:,} of {absent + len(values):,}" if absent else ""
-    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    drawing = chart.lines(drawn, along, f"{title} ({unit})" if unit else title, f"{title}: {caption}")
-    yield Picture(name, title, caption, drawing)
-
-
-def _count(line: Line) -> int:
-    """Return the number of values of a line."""
-    return sum(value is not None for _, value in line.points)
-
-
-def _x(point: tuple[float, float | None]) -> float:
-    return point[0]
-
-
-Points = Sequence[tuple[float, float | None]]
-
-
-def _lines(named: Iterable[tuple[tuple[str, ...], Points]]) -> list[Line]:
-    """Return lines by group, run, node and device, sorted by x; if more than MOST, merged by fewer of these."""
-    named = list(named)
-    for depth in reversed(range(1, 1 + max((len(name) for name, _ in named), default=0))):
-        lines: dict[tuple[str, ...], list[tuple[float, float | None]]] = {}
-        for name, points in named:
-            lines.setdefault(name[:depth], []).extend(points)
-        if len(lines) <= MOST:
-            break
-    return [
-        # The name of a run begins with that of its group.
-        Line(name=" ".join(filter(None, name[1:] or name)), points=sorted(points, key=_x))
-        for name, points in lines.items()
-    ]
-
-
-def _curves(runs: Mapping[Label, RecordedRun]) -> Iterator[Picture]:
-    """Yield a chart of each metric printed during the runs, loss first, and one of the step times."""
-    names = dict.fromkeys(chain.from_iterable(run.series for run in runs.values()))
-    for name in sorted(names, key=lambda name: name != "loss"):
-        by_run = {label: run.series.get(name, ()) for label, run in runs.items()}
-        unit = next((run.unit(name) for run in runs.values() if name in run.series), "")
-        axis = _axis(chain.from_iterable(by_run.values()))
-        lines = _lines((label, _points(of_run, axis)) for label, of_run in by_run.items())
-        yield from _picture(name, lines, axis, unit)
-    yield from _picture("time of a step", _lines((label, _steps(run)) for label, run in runs.items()), "step", "s")
-
-
-Axis = Literal["step", "seconds", "value"]
-
-
-def _axis(samples: Iterable[Sample]) -> Axis:
-    """Return a metric's x axis: steps, else time, if all samples have it; else their number."""
-    of_all = list(samples)
-    if all(sample.step is not None for sample in of_all):
-        return "step"
-    return "seconds" if all(sample.seconds is not None for sample in of_all) else "value"
-
-
-def _points(samples: Sequence[Sample], axis: Axis) -> Points:
-    """Return the values of a metric along an axis."""
-    if axis == "step":
-        return [(float(sample.step or 0), sample.value) for sample in samples]
-    if axis == "seconds":
-        return [(float(sample.seconds or 0), sample.value) for sample in samples]
-    return [(float(number), sample.value) for number, sample in enumerate(samples, 1)]
-
-
-def _steps(run: RecordedRun) -> Points:
-    """Return (step, seconds) for each step of a run."""
-    return [(float(step), seconds) for step, seconds in step_times(run.series)]
-
-
-def _machine(runs: Mapping[Label, Sequence[samples.Track]]) -> Iterator[Picture]:
-    """Yield a chart of each sampled quantity that is not zero throughout."""
-    kinds = dict.fromkeys((track.what, track.unit) for track in chain.from_iterable(runs.values()))
-    for title, unit in kinds:
-        lines = _lines(_tracks(runs, title, unit))
-        if any(map(_is_nonzero, lines)):
-            yield from _picture(title, lines, "seconds", unit)
-
-
-def _tracks(
-    runs: Mapping[Label, Sequence[samples.Track]], title: str, unit: str
-) -> Iterator[tuple[tuple[str, ...], Points]]:
-    """Yield the tracks of one quantity, each with its group, run, node and device."""
-    for label, tracks in runs.items():
-        for track in tracks:
-            if (track.what, track.unit) == (title, unit):
-                yield (*label, track.node, track.device), track.points
-
-
-def _is_nonzero(line: Line) -> bool:
-    """Tell if a line has a value other than zero."""
-    return any(value for _, value in line.points)
+# --- ranks ---------------------------------------------------------------------------------------------------
 
 
 def rank_times(lab: Path, result: Result) -> tuple[dict[int, float], str]:
@@ -467,8 +414,8 @@ def _means(times: Mapping[int, Sequence[float]]) -> dict[int, float]:
     return {rank: mean(values[1:] or values) for rank, values in sorted(times.items()) if values}
 
 
-def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Picture]:
-    """Yield a bar chart of the ranks' times, slowest first, for each run with two ranks or more."""
+def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Ranks]:
+    """Yield the ranks' times, slowest first, of each run with two ranks or more."""
     for label, (times, unit) in runs.items():
         if len(times) < 2:
             continue
@@ -477,22 +424,23 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Pict
         if usual:
             caption += f": {human.share(times[slowest] / usual - 1)} above the median"
         ordered = sorted(times.items(), key=lambda item: -item[1])
-        title = f"time of each rank {label}".rstrip()
-        drawing = chart.bars(
-            [Bar(name=f"rank {rank}", value=value) for rank, value in ordered], f"{title} ({unit})", caption
+        yield Ranks(
+            name=f"ranks-{label.lower()}".rstrip("-"),
+            title=f"time of each rank {label}".rstrip(),
+            caption=caption,
+            unit=unit,
+            bars=tuple(Bar(name=f"rank {rank}", value=value) for rank, value in ordered),
         )
-        yield Picture(f"ranks-{label.lower()}".rstrip("-"), title, caption, drawing)
 
 
 # --- log -----------------------------------------------------------------------------------------------------
 
 
-def _section(label: str, run: RecordedRun, path: Path, beside: Path) -> Section:
+def _section(label: str, run: RecordedRun, path: Path, folder: str) -> Section:
     """Read the end of a run's log; return its headline, links, last lines, cause, missed metrics and late node."""
     result, lines = run.result, store.last_lines(path / store.OUTPUT, TAIL)
-    failed = result.verdict != "PASS" and result.cause != "criteria"
+    failed = result.verdict not in ("PASS", RUNNING) and result.cause != "criteria"
     cause = last_words.cause_of(result, lines) if failed else []
-    folder = quote(os.path.relpath(path, beside))
     return Section(
         label,
         run,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from labctl.errors import ConfigError
 from labctl.model import Metric, Reduce
 from labctl.records import store
 from labctl.records.metrics import Sample
-from labctl.reports import runs, samples
+from labctl.reports import curves, runs, samples
 from labctl.reports.runs import Report
 from labctl.runs import compare
 
@@ -174,11 +176,28 @@ def test_a_metric_is_drawn_over_steps_where_they_are_known_else_over_time(
     step: int | None, seconds: float | None, axis: str
 ) -> None:
     """Choose the x axis of samples with or without steps and times."""
-    assert runs._axis([Sample(metric="tokens", step=step, seconds=seconds, value=1.0)]) == axis
+    assert curves._axis([Sample(metric="tokens", step=step, seconds=seconds, value=1.0)]) == axis
 
 
-def test_a_page_fetches_and_runs_nothing_and_what_a_log_says_stays_text(tmp_path: Path) -> None:
-    """Put markup into arguments, log and samples: it is escaped, and the page loads nothing."""
+def without_scripts(page: str) -> str:
+    """Return a page without labctl's own scripts and its charts' data; each script is one that its policy names."""
+    allowed = re.findall(
+        "'sha256-([^']+)'", page.partition('http-equiv="Content-Security-Policy"')[2].partition(">")[0]
+    )
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert [b64encode(sha256(script.encode()).digest()).decode() for script in scripts] == allowed
+    assert scripts == [(Path(runs.__file__).parent / "static" / name).read_text() for name in runs.SCRIPTS]
+    return re.sub(r'<script( type="application/json" id="charts")?>.*?</script>', "", page, flags=re.DOTALL)
+
+
+def chart_data(page: str) -> list[dict[str, Any]]:
+    """Return the data of a page's charts."""
+    data: list[dict[str, Any]] = json.loads(page.partition('id="charts">')[2].partition("</script>")[0])
+    return data
+
+
+def test_a_page_fetches_nothing_and_runs_only_its_own_scripts_and_what_a_log_says_stays_text(tmp_path: Path) -> None:
+    """Put markup into arguments, log and samples: it is escaped, and the page loads nothing and runs two scripts."""
     arguments = ("--name", "<img src=x onerror=alert(1)>")
     log = f"step 1\n{BROKEN}\n"
     failed: dict[str, Any] = {"verdict": "ERROR", "cause": "rank-crashed", "exit_code": 4}
@@ -186,12 +205,29 @@ def test_a_page_fetches_and_runs_nothing_and_what_a_log_says_stays_text(tmp_path
     path = records.write(tmp_path, FIRST, losses=LOSSES, log=log, arguments=arguments, message=message, **failed)
     (path / "samples").mkdir()
     (path / "samples/<b>.csv").write_text("seconds (s),<i>cpu</i> (%)\n0,1\n1,2\n")
-    page = report(tmp_path, FIRST).html
+    page = without_scripts(report(tmp_path, FIRST).html)
     assert not re.search(
         r'<(script|img|b|i|link|iframe)\b|href="(?!#|\.\./\.\./runs/20261125)|<[^>]* src=|url\((?!#)|@import', page
     )
-    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+    assert "default-src 'none'" in page
     assert page.count("&lt;script&gt;alert(1)") >= 3
+
+
+@pytest.mark.parametrize(
+    "name", ["</script><script>alert(1)</script>", "<!--<script>", "\u2028\u2029", "\"'&{{ 7 * 7 }}"]
+)
+def test_a_name_in_the_data_of_charts_cannot_end_it(tmp_path: Path, name: str) -> None:
+    """Name a metric and a line as markup: the data has no character that ends it, and gives the name unchanged."""
+    path = records.write(tmp_path, FIRST)
+    samples = [{"metric": name, "step": at, "seconds": float(at), "value": 20.0 + at} for at in (1, 2)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    page = report(tmp_path, FIRST).html
+    without_scripts(page)
+    assert [chart["title"] for chart in chart_data(page)] == [name]
+    line = curves.Line(name=name, points=[(1.0, 2.0), (2.0, 3.0)])
+    data = curves.as_data(curves.of_lines(name, [line], "step", name))
+    assert not set(data) & set("<>&\u2028\u2029")
+    assert json.loads(data)[0]["lines"][0]["name"] == name
 
 
 def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path: Path) -> None:
