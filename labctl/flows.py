@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from labctl.hub.report import CacheReport
     from labctl.jobs.request import RunOptions
     from labctl.model import Cache, Hang, Result
+    from labctl.records.note import RunNote
     from labctl.records.store import RunFilter, RunList, RunSummary, ShownRun
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison
@@ -364,6 +365,22 @@ def plan_prune(context: Context, keep: int) -> PrunedRuns:
 def show(context: Context, run: str) -> ShownRun:
     """Return a run, by id or ``latest``, with its result if any; judge it first if it has ended."""
     return opening.show(context, run)
+
+
+def note(context: Context, run: str, text: str | None = None) -> RunNote:
+    """Return the note on a run; with a text keep that instead, secrets redacted; an empty one removes it."""
+    from labctl.backends import spec
+    from labctl.records import note as notes
+    from labctl.records import store
+
+    settings = named_settings(context)
+    run_id = store.find(context.directory, run)
+    record = store.directory(context.directory, run_id)
+    before = notes.read(record)
+    if text is None:
+        return notes.RunNote(run_id, before)
+    kept = notes.write(record, store.redact(text, spec.hidden(settings)))
+    return notes.RunNote(run_id, kept, replaced=before)
 
 
 def compare(context: Context, runs: Iterable[str], metrics: Collection[str] = ()) -> Comparison:

@@ -48,6 +48,7 @@ COMMANDS = {
     "stop": ("run", "stop a run"),
     "runs": ("runs", "list runs, or remove old ones"),
     "show": ("run", "show the result of a run"),
+    "note": ("note", "keep a note on a run, or print it"),
     "compare": ("results", "compare runs: settings that differ, and whether their metrics differ more than usual"),
     "ui": ("ui", "serve pages of runs and cluster to a browser on 127.0.0.1, until Ctrl-C"),
     "report": ("results", "write an HTML report of runs: verdict, curves, machine and log"),
@@ -69,7 +70,7 @@ COMMANDS = {
 GROUPS = {
     "Lab": ("init", "up", "status", "shell", "exec", "logs", "jupyter", "devcontainer", "down", "clean"),
     "Run": ("run", "workloads", "fit", "cache", "top", "attach", "stacks", "stop"),
-    "Results": ("runs", "show", "ui", "compare", "report", "export", "replay"),
+    "Results": ("runs", "show", "note", "ui", "compare", "report", "export", "replay"),
     "Many hosts and clusters": (
         "validate",
         "baseline",
@@ -95,7 +96,7 @@ GROUPS = {
 }
 """Commands by the heading that `labctl --help` lists them under, in its order."""
 
-TAKING_RUNS = ("attach", "compare", "export", "replay", "report", "show", "stacks", "stop", "top")
+TAKING_RUNS = ("attach", "compare", "export", "note", "replay", "report", "show", "stacks", "stop", "top")
 """Commands whose arguments are runs, such as ``-1``, which is no option."""
 
 WITH_SUBCOMMANDS = ("bundle", "k8s", "keys", "runs")
@@ -236,7 +237,7 @@ def application(names: set[str]) -> typer.Typer:
     """Return a Typer application with only the commands of these names; completion needs all of them."""
     import typer
 
-    from labctl.cli.command import Command, WithArguments
+    from labctl.cli.command import Command, WithArguments, WithText
 
     app = typer.Typer(
         rich_markup_mode=None,
@@ -254,7 +255,7 @@ def application(names: set[str]) -> typer.Typer:
             add_group(app, name, text, function)
             continue
         options = {"ignore_unknown_options": name in ("exec", *TAKING_RUNS), "allow_interspersed_args": name != "exec"}
-        cls = WithArguments if name in ("run", "batch", "bisect") else Command
+        cls = {"run": WithArguments, "batch": WithArguments, "bisect": WithArguments, "note": WithText}.get(name, Command)
         app.command(name, cls=cls, help=text, context_settings=options)(function)
     return app
 

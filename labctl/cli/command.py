@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -10,6 +11,7 @@ from labctl.cli.help import CommandHelp, page_width, usage_pieces
 
 ARGUMENTS = "labctl.arguments"
 """Key in ``ctx.meta`` of the arguments after `--`."""
+NO_OPTION = re.compile(r"-[^A-Za-z-].* ")
 
 
 class Command(TyperCommand):
@@ -37,6 +39,17 @@ class WithArguments(Command):
         """Return the usage with the arguments after `--` added."""
         own = "[-- ARGUMENTS... | -- COMMAND...]" if self.name == "run" else "[-- ARGUMENTS...]"
         return [*super().collect_usage_pieces(ctx), own]
+
+
+class WithText(Command):
+    """Command with an argument of several words that may begin with a dash and a number, as ``-5 % slower``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; such a text is none of the options."""
+        if "--" in args:
+            return super().parse_args(ctx, args)
+        texts = [word for word in args if NO_OPTION.match(word)]
+        return super().parse_args(ctx, [*(word for word in args if word not in texts), "--", *texts])
 
 
 class Group(TyperGroup):

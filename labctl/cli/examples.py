@@ -200,6 +200,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("labctl show -2", "Show that of the run before it"),
         ("labctl show c3a223 --json", "Print the result of the run whose id ends in c3a223, as JSON"),
     ),
+    "note": (
+        ('labctl note latest "loss diverged after the new data"', "Keep a note on the latest run"),
+        ("labctl note c3a223", "Print the note on the run whose id ends in c3a223"),
+        ('labctl note -1 ""', "Remove the note on the latest run"),
+    ),
     "compare": (
         ("labctl compare -2 -1", "Compare the last two runs"),
         ("labctl compare c3a223 9f01b4 latest", "Compare several; runs with the same settings are one group"),

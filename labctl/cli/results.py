@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from labctl import flows
 from labctl.cli import complete
 from labctl.cli.browser import open_page
 from labctl.cli.common import HERE, RUN_HELP, Directory, Json, Run, answering, context, not_an_option
-from labctl.cli.output import table, width_of, wrapped
+from labctl.cli.output import fitted, table, width_of, wrapped
 from labctl.cli.run import metric_title, spread_table
 from labctl.system import human
 
@@ -94,14 +95,23 @@ def comparison_text(compared: Comparison, width: int = 0) -> str:
     """
     from labctl.runs.compare import described
 
-    runs: list[tuple[str, str, str]] = []
-    for group in compared.groups:
-        runs += [(group.name, run_id, outcome) for run_id, outcome in zip(group.runs, group.outcomes, strict=True)]
-    parts = [table(("GROUP", "RUN", "VERDICT"), runs), differences(compared, width), figures(compared.columns)]
+    parts = [compared_runs(compared, width), differences(compared, width), figures(compared.columns)]
     judged = replace(compared, effects=tuple(effect for effect in compared.effects if effect.run or effect.basis))
     for heading, words in described(judged):
         parts.append("\n".join((heading, *(wrapped(f"  {line}", width, 4) for line in words)) if heading else words))
     return "\n\n".join(filter(None, (*parts, compared.conclusion)))
+
+
+def compared_runs(compared: Comparison, width: int) -> str:
+    """Render a table of the runs with their groups, verdicts and notes in ``width`` columns; 0 for all."""
+    runs = list(chain.from_iterable(group.runs for group in compared.groups))
+    columns = {
+        "GROUP": list(chain.from_iterable([group.name] * len(group.runs) for group in compared.groups)),
+        "RUN": runs,
+        "VERDICT": list(chain.from_iterable(group.outcomes for group in compared.groups)),
+        "NOTE": [compared.notes.get(run_id, "") for run_id in runs],
+    }
+    return fitted(columns, width)
 
 
 def differences(compared: Comparison, width: int = 0) -> str:

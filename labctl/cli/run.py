@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from labctl import flows
 from labctl.cli import complete
@@ -303,7 +303,8 @@ def show_command(
         lab = context(directory, output)
         shown = flows.show(lab, run)
         answer = shown.result or shown.summary
-        output.answer(answer, run_text(answer, lab.directory, width_of(sys.stdout)))
+        document = {**asdict(answer), "note": shown.summary.note}
+        output.answer(document, run_text(answer, lab.directory, width_of(sys.stdout)))
 
 
 def repeated_text(repeated: RepeatedRuns) -> str:
@@ -345,9 +346,12 @@ def run_text(run: Result | RunSummary, lab: Path, columns: int = 0) -> str:
 
     Sentences are broken at ``columns``, 0 for none; commands and paths are not, so that they can be copied.
     """
+    from labctl.records import note as notes
     from labctl.records import store
 
     rows = [("run", run.run_id)]
+    if note := notes.read(lab / "runs" / run.run_id):
+        rows.append(("note", note))
     if isinstance(run, Result):
         record = lab / "runs" / run.run_id
         rows += result_rows(run)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LOSSES, RATES = ("loss", "train_loss"), ("throughput",)
 """Metrics of a run in a list: the first of each that it has."""
+SHOWN_NOTE = 40
+"""Characters of a note in a list for a terminal."""
 CSV_FIELDS = ("run_id", "started", "seconds", "workload", "state", "verdict", "cause", "world_size")
 
 runs_command = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
@@ -81,6 +83,8 @@ def list_text(listed: RunList, width: int) -> str:
     if not listed.runs:
         return f"no matching run; labctl runs lists all {listed.total:,}"
     columns = run_columns(listed.runs)
+    if width:
+        columns["NOTE"] = [human.shortened(note, SHOWN_NOTE) for note in columns["NOTE"]]
     whole = fitted(columns, 0)
     if not width or max(map(len, whole.splitlines())) <= width:
         return whole
@@ -100,6 +104,7 @@ def run_columns(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
         "METRIC": [other_metric(run.metrics) for run in runs],
         "NODES": [str(len(run.nodes) or "") for run in runs],
         "TIME": list(map(duration_cell, runs)),
+        "NOTE": [run.note for run in runs],
     }
 
 
@@ -156,10 +161,10 @@ def csv_text(runs: Sequence[RunSummary]) -> str:
     names = dict.fromkeys(chain.from_iterable(numbers))
     stream = io.StringIO()
     writer = csv.writer(stream)
-    writer.writerow((*CSV_FIELDS, "nodes", *names))
+    writer.writerow((*CSV_FIELDS, "nodes", *names, "note"))
     for run, values in zip(runs, numbers, strict=True):
         fields = (getattr(run, name) for name in CSV_FIELDS)
-        writer.writerow((*fields, " ".join(run.nodes), *map(values.get, names)))
+        writer.writerow((*fields, " ".join(run.nodes), *map(values.get, names), run.note))
     return printable(stream.getvalue(), "\r\n")
 
 

@@ -43,6 +43,7 @@ from labctl.model import (
     Secret,
     Workload,
 )
+from labctl.records import note as notes
 from labctl.records import outlook
 from labctl.records.active import ActiveRun
 from labctl.records.lines import Line
@@ -162,7 +163,7 @@ PLACE = "cluster.json"
 """File with the server, namespace and job of a run in a cluster."""
 PODS = "pods.json"
 """Pods of a run in a cluster, in its record."""
-KEPT = (RESULT, OUTPUT, TIMES, METRICS, EVIDENCE, PODS, MARK, FORMER_MARK)
+KEPT = (RESULT, OUTPUT, TIMES, METRICS, EVIDENCE, PODS, MARK, FORMER_MARK, notes.FILE)
 """Files of a record that only labctl writes: files with these names from a run or a host go aside."""
 # Logs that ranks and scripts write themselves; those in hosts/ had a name that another host took.
 LOGS = ("*.log", "ranks/*.log", "hosts/*/*.log", "hosts/*/ranks/*.log")
@@ -623,6 +624,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """The last step or epoch that it printed, such as ``step 12/100``."""
     metrics: Mapping[str, Mapping[str, Any]] = {}
     """Metrics of its result."""
+    note: str = ""
+    """As `labctl note` keeps it; empty without one."""
 
 
 class ShownRun(Struct, frozen=True):
@@ -856,6 +859,7 @@ def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingPro
     values: dict[str, Any] = {name: getattr(result, name, None) for name in fields}
     values["started"] = values["started"] or began(run_id)
     path, run, now = directory(lab, run_id), active.get(run_id), state(lab, run_id, active)
+    values["note"] = notes.read(path)
     if result and now == "done":
         nodes = tuple(dict.fromkeys(rank.node for rank in result.ranks))
         values |= {"nodes": nodes, "world_size": result.world_size, "metrics": result.metrics}

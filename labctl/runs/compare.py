@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from labctl.config.settings import sounds_secret
 from labctl.errors import ConfigError
 from labctl.model import Metric, Project, Result
+from labctl.records import note as notes
 from labctl.records import redaction, store
 from labctl.records.metrics import Sample
 from labctl.runs import origin, series, spread
@@ -43,6 +44,8 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     facts: Mapping[str, str]
     declared: Mapping[str, Metric]
     series: Mapping[str, Sequence[Sample]]
+    note: str = ""
+    """As `labctl note` keeps it; empty without one."""
 
     @property
     def again(self) -> str:
@@ -86,6 +89,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     effects: tuple[Effect, ...]
     conclusion: str
     """Estimate of the usual difference, or the command that gives one."""
+    notes: Mapping[str, str] = {}
+    """The note on each run that has one, by its id."""
 
 
 def read(lab: Path, result: Result) -> RecordedRun:
@@ -100,6 +105,7 @@ def read(lab: Path, result: Result) -> RecordedRun:
         facts=_facts(path, result),
         declared={metric.name: metric for metric in store.workload(path).metrics},
         series=series.by_metric(series.read(lab, result.run_id)),
+        note=notes.read(path),
     )
 
 
@@ -122,6 +128,7 @@ def compare(runs: Sequence[RecordedRun], metrics: Collection[str] = ()) -> Compa
         differences=tuple(_differences({name: group[0].facts for name, group in named.items()})),
         effects=effects,
         conclusion=spread.conclusion(effects, every, _targets(named.values())),
+        notes={run.result.run_id: run.note for run in runs if run.note},
     )
 
 
