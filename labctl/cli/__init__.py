@@ -247,6 +247,7 @@ def application(names: set[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(lambda: None)
+    classes = {"run": WithArguments, "batch": WithArguments, "bisect": WithArguments, "note": WithText}
     for name in filter(names.__contains__, COMMANDS):
         module, line = COMMANDS[name]
         function = getattr(import_module(f"labctl.cli.{module}"), f"{name}_command")
@@ -255,8 +256,7 @@ def application(names: set[str]) -> typer.Typer:
             add_group(app, name, text, function)
             continue
         options = {"ignore_unknown_options": name in ("exec", *TAKING_RUNS), "allow_interspersed_args": name != "exec"}
-        cls = {"run": WithArguments, "batch": WithArguments, "bisect": WithArguments, "note": WithText}.get(name, Command)
-        app.command(name, cls=cls, help=text, context_settings=options)(function)
+        app.command(name, cls=classes.get(name, Command), help=text, context_settings=options)(function)
     return app
 
 

@@ -12,6 +12,7 @@ from labctl.cli.help import CommandHelp, page_width, usage_pieces
 ARGUMENTS = "labctl.arguments"
 """Key in ``ctx.meta`` of the arguments after `--`."""
 NO_OPTION = re.compile(r"-[^A-Za-z-].* ")
+"""Pattern of an argument of several words that begins with a dash, but as no option does."""
 
 
 class Command(TyperCommand):

@@ -52,7 +52,7 @@ def lab(module_lab: Lab) -> Lab:
 def run(lab: Lab, *arguments: str) -> Answer:
     """Run the workload with `--retries 5`; assert that `show` prints the same document; return the answer."""
     answer = lab.call("run", "fails", "--retries", "5", "--json", *arguments)
-    assert lab.call("show", "latest", "--json").expect(0).json == answer.json
+    assert lab.call("show", "latest", "--json").expect(0).json == {**answer.json, "note": ""}
     return answer
 
 

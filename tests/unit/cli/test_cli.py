@@ -1092,6 +1092,7 @@ def test_a_directory_that_is_not_there_is_said(labctl: Labctl, command: str) -> 
         "fit": ["hello"],
         "cache": ["hello"],
         "compare": ["latest"],
+        "note": ["latest"],
         "bundle": ["file"],
         "k8s": ["hello"],
     }
@@ -1157,6 +1158,7 @@ def test_a_stream_that_is_closed_changes_no_exit_code(tmp_path: Path, command: s
         ("compare", "compare -2 latest -1", ["-2", "latest", "-1"]),
         ("report", "report -2 -1", ["-2", "-1"]),
         ("top", "top -1", "-1"),
+        ("note", "note -1 text", "-1"),
         ("run_logs", "logs --run -1", "-1"),
     ],
 )

@@ -202,7 +202,7 @@ def test_what_is_changed_for_a_link_meanwhile_reaches_nothing_else(written: Path
     assert {path.read_text() for path in record(written).rglob("*") if path.is_file()} <= {"theirs"}
 
 
-@pytest.mark.parametrize("name", ["result.json", "output.log", "started", "run.lock"])
+@pytest.mark.parametrize("name", ["result.json", "output.log", "started", "run.lock", "labctl-note.txt"])
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
 def test_what_has_a_name_that_labctl_alone_writes_is_moved_aside(written: Path, name: str, kind: str) -> None:
     """Move outputs with names of labctl's own records: into hosts/local, at the top alone."""

@@ -14,7 +14,7 @@ from support import records
 
 from labctl.errors import ConfigError
 from labctl.model import Metric, Reduce
-from labctl.records import store
+from labctl.records import note, store
 from labctl.records.metrics import Sample
 from labctl.reports import curves, runs, samples
 from labctl.reports.runs import Report
@@ -302,6 +302,16 @@ def test_a_run_that_left_nothing_but_its_result_has_a_report(tmp_path: Path) -> 
     assert "too large" in made.html
     assert "Nothing was printed." in made.html
     assert made.pictures == {}
+
+
+def test_the_note_on_a_run_is_on_its_page_as_text(tmp_path: Path) -> None:
+    """Note markup on one of two runs: its own page has it in the header, that of both beside its id, escaped."""
+    note.write(records.write(tmp_path, FIRST), "<b>lr halved</b>")
+    records.write(tmp_path, SECOND)
+    header = report(tmp_path, FIRST).html.partition("<main>")[0]
+    assert "<p>Note: &lt;b&gt;lr halved&lt;/b&gt;</p>" in header
+    assert f'{FIRST}</a><span class="dim">&lt;b&gt;lr halved&lt;/b&gt;</span>' in report(tmp_path, FIRST, SECOND).html
+    assert "Note:" not in report(tmp_path, SECOND).html
 
 
 def test_several_runs_are_on_one_page_with_what_differs_and_what_it_did(tmp_path: Path) -> None:
