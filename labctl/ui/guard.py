@@ -56,17 +56,30 @@ class Guard:
 
 def refused(scope: Scope, token: str) -> Refusal | None:
     """Return why a request is refused; None if it is not."""
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    host = headers.get("host", "")
-    if not HOST.fullmatch(host):
+    hosts = _values(scope, b"host")
+    if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
         return Refusal(403, "This address is not that of `labctl ui`.\n")
-    if not secrets.compare_digest(scope["path"].split("/")[1].encode(), token.encode()):
+    first = scope["path"].partition("/")[2].partition("/")[0]
+    if not secrets.compare_digest(first.encode(), token.encode()):
         return Refusal(403, "Open the link that `labctl ui` printed: it ends with a token.\n")
-    if scope["method"] in ("GET", "HEAD") and "origin" not in headers:
-        return None
-    if headers.get("origin") != f"http://{host}":
+    if _is_of_other_page(scope, hosts[0]):
         return Refusal(403, "Requests from other pages are refused.\n")
     return None
+
+
+def _is_of_other_page(scope: Scope, host: str) -> bool:
+    """Tell if a page of another origin may have sent a request; a link that it only leads to is none."""
+    origins = _values(scope, b"origin")
+    if origins or scope["method"] not in ("GET", "HEAD"):
+        return origins != [f"http://{host}"]
+    # Scripts, pictures and the like of another page come without an origin, but browsers name their kind.
+    is_within = set(_values(scope, b"sec-fetch-site")) <= {"same-origin", "none"}
+    return not is_within and _values(scope, b"sec-fetch-mode") != ["navigate"]
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    """Return the values of a header, by its name in lower case."""
+    return [value.decode("latin-1") for each, value in scope["headers"] if each == name]
 
 
 async def _answer(refusal: Refusal, send: Send) -> None:

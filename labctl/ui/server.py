@@ -42,8 +42,14 @@ def serve(site: Site, listener: socket.socket) -> None:
 
     config = uvicorn.Config(
         app.application(site),
+        # Not what else may be installed: one parser of requests, and no WebSockets.
+        http="h11",
+        ws="none",
         lifespan="off",
+        proxy_headers=False,
         log_config=None,
+        # Warnings are of what others send.
+        log_level="error",
         access_log=False,
         date_header=False,
         server_header=False,
