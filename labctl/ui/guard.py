@@ -37,7 +37,7 @@ class Refusal(Struct, frozen=True):
 
 
 class Guard:
-    """ASGI application that passes requests below ``/TOKEN`` on to another, without the token, and refuses others."""
+    """ASGI application that passes requests below ``/TOKEN`` on to another, which it puts there, and refuses others."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token
@@ -50,8 +50,7 @@ class Guard:
         if refusal:
             await _answer(refusal, send)
             return
-        path = scope["path"].removeprefix(f"/{self._token}") or "/"
-        await self._app({**scope, "path": path}, receive, _with_headers(send))
+        await self._app({**scope, "root_path": f"/{self._token}"}, receive, _with_headers(send))
 
 
 def refused(scope: Scope, token: str) -> Refusal | None:
