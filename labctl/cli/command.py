@@ -46,11 +46,10 @@ class WithText(Command):
     """Command with an argument of several words that may begin with a dash and a number, as ``-5 % slower``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; such a text is none of the options."""
-        if "--" in args:
-            return super().parse_args(ctx, args)
-        texts = [word for word in args if NO_OPTION.match(word)]
-        return super().parse_args(ctx, [*(word for word in args if word not in texts), "--", *texts])
+        """Parse the arguments; such a text goes behind `--`, or its letters would be options."""
+        texts = [] if "--" in args else list(filter(NO_OPTION.match, args))
+        others = [word for word in args if word not in texts]
+        return super().parse_args(ctx, [*others, "--", *texts] if texts else args)
 
 
 class Group(TyperGroup):

@@ -103,7 +103,7 @@ def comparison_text(compared: Comparison, width: int = 0) -> str:
 
 
 def compared_runs(compared: Comparison, width: int) -> str:
-    """Render a table of the runs with their groups, verdicts and notes in ``width`` columns; 0 for all."""
+    """Render a table of the runs with groups, verdicts and notes, which are cut at ``width`` columns, 0 for none."""
     runs = list(chain.from_iterable(group.runs for group in compared.groups))
     columns = {
         "GROUP": list(chain.from_iterable([group.name] * len(group.runs) for group in compared.groups)),
@@ -111,7 +111,7 @@ def compared_runs(compared: Comparison, width: int) -> str:
         "VERDICT": list(chain.from_iterable(group.outcomes for group in compared.groups)),
         "NOTE": [compared.notes.get(run_id, "") for run_id in runs],
     }
-    return fitted(columns, width)
+    return fitted(columns, width if compared.notes else 0)
 
 
 def differences(compared: Comparison, width: int = 0) -> str:

@@ -17,6 +17,7 @@ CASES = {
     "runs, the latest first": ("show ", ["latest", *reversed(RUNS)]),
     "run": ("show 20261127", [RUNS[2]]),
     "run by its short id": ("show c3a", ["c3a223"]),
+    "run to note on": ("note 20261127", [RUNS[2]]),
     "second run": ("compare latest 20261127", [RUNS[2]]),
     "run of an option": ("logs --run l", ["latest"]),
     "run to resume": ("run --resume 20261127", [RUNS[2]]),

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import records
 from support.commandline import Labctl
 
+from labctl.cli.results import compared_runs
 from labctl.cli.runs import list_text
 from labctl.records import store
 from labctl.records.store import RunList, RunSummary
+from labctl.runs.compare import Comparison, Group
 
 FIRST, SECOND = "20261125-203600-opt-tiny-0d07aa", "20261125-203700-opt-tiny-1e18bb"
 
@@ -139,6 +142,15 @@ def test_a_long_note_makes_no_line_of_a_list_wider_than_the_terminal(width: int)
     assert ("NODES  TIME" in head) == (width >= 120)
     assert line.endswith("n...") == (width > 40)
     assert list_text(RunList((run,), 1), 0).endswith("  " + "n" * 500)
+
+
+def test_a_long_note_is_cut_in_a_comparison_and_costs_no_id() -> None:
+    """Compare two runs in 80 columns, one with a long note: it is cut; without notes ids stay whole at any width."""
+    group = Group(name="A", runs=(FIRST, SECOND), verdicts=("PASS",) * 2, outcomes=("completed",) * 2, metrics={})
+    compared = Comparison(groups=(group,), columns=(group,), differences=(), effects=(), conclusion="")
+    long = compared_runs(replace(compared, notes={SECOND: "n" * 500}), 80).splitlines()
+    assert long[1:] == [f"A      {FIRST}  completed", f"{f'A      {SECOND}  completed  ':n<77}..."]
+    assert compared_runs(compared, 20).splitlines()[1] == f"A      {FIRST}  completed"
 
 
 def test_runs_prune_removes_the_note_with_the_record(two: Labctl) -> None:
