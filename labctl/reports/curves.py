@@ -124,8 +124,7 @@ def named_apart(charts: Iterable[Chart]) -> list[Chart]:
 def as_data(charts: Iterable[Chart]) -> str:
     """Return charts as JSON that can stand in a script element, whatever their names are; long lines are thinned."""
     text = msgspec.json.encode([thinned(chart) for chart in charts]).decode()
-    escapes = {character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
-    return text.translate(str.maketrans(escapes))
+    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
 def thinned(chart: Chart) -> Chart:
