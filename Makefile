@@ -32,8 +32,8 @@ quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up,
 test: $(VENV)/.developer  ## lint, types, unit tests, and smoke tests on a real engine
 	@bash tests/tier.sh lint+unit+image smoke
 
-test-all: $(VENV)/.developer  ## what else CI runs; its parts: test-labs test-faults test-hosts test-devices test-cluster test-horovod
-	@bash tests/tier.sh image horovod-image docker
+test-all: $(VENV)/.developer  ## what else CI runs; its parts: test-labs test-faults test-hosts test-devices test-cluster test-horovod test-page
+	@bash tests/tier.sh image horovod-image docker page
 
 test-nightly: $(VENV)/.developer  ## slow tests and timings, and Compose 5
 	@bash tests/tier.sh image horovod-image slow compose5
@@ -45,7 +45,7 @@ lint: $(VENV)/.developer  ## style, types and shell scripts
 	$(VENV)/bin/shellcheck $$(find labctl docker -name '*.sh') tests/tier.sh .ci/run
 
 unit: $(VENV)/.developer  ## the tests that need no Docker
-	$(VENV)/bin/pytest -m 'not docker and not slow' -n 2
+	$(VENV)/bin/pytest -m 'not docker and not slow and not page' -n 2
 
 smoke: $(VENV)/.developer  ## what this README's first page promises; needs the image
 	$(PYTEST) -m smoke -n $(TESTS_AT_ONCE) $(ON_DOCKER)
@@ -80,6 +80,14 @@ test-hosts test-devices: TESTS = tests/$(@:test-%=%)
 .PHONY: test-labs test-faults test-hosts test-devices test-cluster test-horovod
 test-labs test-faults test-hosts test-devices test-cluster test-horovod: $(VENV)/.developer image
 	$(PYTEST) -m '$(CI)' -n $(TESTS_AT_ONCE) $(TESTS)
+
+test-page: image page
+
+# It has times of pages, so no other test runs beside.
+.PHONY: page test-page
+page: $(VENV)/.page
+	@command -v chromium > /dev/null || $(MAKE) --no-print-directory chromium
+	$(PYTEST) tests/page
 
 horovod-image: image
 	$(AS_MEMBER) $(LABCTL) build --workload mnist-horovod
@@ -121,6 +129,16 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.developer: $(VENV)/.installed
 	$(VENV)/bin/pip install --quiet --quiet --editable '.[dev]'
 	@touch $@
+
+$(VENV)/.page: $(VENV)/.developer
+	$(VENV)/bin/pip install --quiet --quiet --editable '.[dev,page]'
+	@touch $@
+
+.PHONY: chromium
+chromium:
+	@echo 'chromium is missing; installing it with apt-get'
+	@$$([ "$$(id -u)" = 0 ] || echo sudo) apt-get update --quiet && \
+	  $$([ "$$(id -u)" = 0 ] || echo sudo) apt-get install --yes --no-install-recommends chromium
 
 # Debian splits venv off Python.
 .PHONY: python-venv

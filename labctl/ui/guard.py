@@ -71,9 +71,9 @@ def _is_of_other_page(scope: Scope, host: str) -> bool:
     origins = _values(scope, b"origin")
     if origins or scope["method"] not in ("GET", "HEAD"):
         return origins != [f"http://{host}"]
-    # Scripts, pictures and the like of another page come without an origin, but browsers name their kind.
+    # Scripts, pictures, frames and the like of another page come without an origin, but browsers name their kind.
     is_within = set(_values(scope, b"sec-fetch-site")) <= {"same-origin", "none"}
-    return not is_within and _values(scope, b"sec-fetch-mode") != ["navigate"]
+    return not is_within and _values(scope, b"sec-fetch-dest") != ["document"]
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

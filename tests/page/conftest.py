@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 Open = Callable[..., Watched]
+NAMES = "MAP *.test 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
+"""Names as chromium resolves them: none leads to another machine."""
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +26,10 @@ def browser() -> Iterator[Browser]:
 
     program = shutil.which("chromium")
     assert program, "chromium is not on PATH: make test-page"
-    with sync_playwright() as driver, contextlib.closing(driver.chromium.launch(executable_path=program)) as chromium:
-        yield chromium
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=program, args=[f"--host-resolver-rules={NAMES}"])
+        with contextlib.closing(chromium):
+            yield chromium
 
 
 @pytest.fixture
@@ -35,7 +39,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
 
     def open_(address: str, **options: object) -> Watched:
         """Open an address in a new window with these options."""
-        made = Watched(browser.new_context(**options).new_page())  # type: ignore[arg-type]
+        made = Watched(browser.new_context(**options).new_page())
         opened.append(made)
         made.page.goto(address)
         return made

@@ -27,8 +27,7 @@ def write_many(lab: Path, count: int) -> list[str]:
     """Write the records of ``count`` ended runs of several workloads, verdicts and learning rates; return their ids."""
     draw = random.Random(7)  # noqa: S311
     patterns = [_pattern(lab, workload, rate) for workload in WORKLOADS for rate in RATES]
-    run_ids = [_write_one(lab, number, draw.choice(patterns), draw) for number in range(count)]
-    return run_ids
+    return [_write_one(lab, number, draw.choice(patterns), draw) for number in range(count)]
 
 
 def _pattern(lab: Path, workload: str, rate: str) -> Path:

@@ -16,7 +16,7 @@ from support.harness import Lab, Running, wait_until
 if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Page
 
-ADDRESS = re.compile(r"^(http://127\.0\.0\.1:([0-9]+))/([A-Za-z0-9_-]{20,})/\n", re.M)
+ADDRESS = re.compile(r"^(http://127\.0\.0\.1:([0-9]+))/([A-Za-z0-9_-]{20,})/\n", re.MULTILINE)
 OWN = re.compile(r"http://127\.0\.0\.1:[0-9]+/|data:|about:blank")
 """Beginnings of addresses that do not leave this machine."""
 
@@ -51,7 +51,7 @@ class Served:
     def megabytes(self) -> float:
         """Return the resident memory of the server."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(re.findall(r"^VmRSS:\s+([0-9]+) kB$", status, re.M)[0]) / 1000
+        return int(re.findall(r"^VmRSS:\s+([0-9]+) kB$", status, re.MULTILINE)[0]) / 1000
 
     def threads(self) -> int:
         """Return how many threads the server has."""

@@ -221,20 +221,20 @@ def test_the_own_pages_may_read_and_write() -> None:
     path = f"/{TOKEN}/run/x/stop"
     assert asked(path, ("origin", OWN), method="POST").text == "pages"
     assert asked(path, ("origin", "http://localhost:9000"), method="POST", host="localhost:9000").status == 200
-    assert asked(path, ("sec-fetch-site", "same-origin"), ("sec-fetch-mode", "cors")).status == 200
-    assert asked(path, ("sec-fetch-site", "none"), ("sec-fetch-mode", "navigate")).status == 200
+    assert asked(path, ("sec-fetch-site", "same-origin"), ("sec-fetch-dest", "empty")).status == 200
+    assert asked(path, ("sec-fetch-site", "none"), ("sec-fetch-dest", "document")).status == 200
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site"])
-@pytest.mark.parametrize("mode", ["no-cors", "cors", "websocket", ""])
-def test_scripts_and_pictures_of_other_pages_get_nothing_even_with_the_token(site: str, mode: str) -> None:
-    sent = (("sec-fetch-site", site), ("sec-fetch-mode", mode))
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "new", ""])
+@pytest.mark.parametrize("kind", ["script", "image", "style", "iframe", "object", "empty", "serviceworker", ""])
+def test_scripts_pictures_and_frames_of_other_pages_get_nothing_even_with_the_token(site: str, kind: str) -> None:
+    sent = (("sec-fetch-site", site), ("sec-fetch-dest", kind), ("sec-fetch-mode", "navigate"))
     refused(asked(f"/{TOKEN}/static/runs.js", *sent), "Requests from other pages are refused.")
 
 
 def test_a_link_on_another_page_leads_to_the_pages() -> None:
     """A terminal in the browser makes a link of the printed address."""
-    assert asked(f"/{TOKEN}/", ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")).status == 200
+    assert asked(f"/{TOKEN}/", ("sec-fetch-site", "cross-site"), ("sec-fetch-dest", "document")).status == 200
 
 
 @pytest.mark.parametrize("kind", ["websocket", "lifespan"])
