@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from support.harness import Lab
 from support.pages import Watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 Open = Callable[..., Watched]
+NewLab = Callable[[dict[str, str]], Lab]
 NAMES = "MAP *.test 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
 """Names as chromium resolves them: none leads to another machine."""
 
@@ -37,9 +39,9 @@ def open_page(browser: Browser) -> Iterator[Open]:
     """Yield a function that opens an address in a new page; at the end, nothing may have gone wrong in any."""
     opened: list[Watched] = []
 
-    def open_(address: str, **options: object) -> Watched:
-        """Open an address in a new window with these options."""
-        made = Watched(browser.new_context(**options).new_page())
+    def open_(address: str, *, missing: bool = False, **options: object) -> Watched:
+        """Open an address, at which there may be no page if ``missing``, in a new window with these options."""
+        made = Watched(browser.new_context(**options).new_page(), missing)
         opened.append(made)
         made.page.goto(address)
         return made

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import socket
 import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.harness import Lab
 from support.pages import Served, serving
+
+from page.conftest import NewLab
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-NewLab = Callable[[dict[str, str]], Lab]
 
 pytestmark = [pytest.mark.page, pytest.mark.docker]
 
@@ -167,15 +165,6 @@ def test_a_request_that_no_browser_sends_is_refused_in_silence(served: Served, n
     answers = told(served, request).split(b"HTTP/1.1 ")
     assert (answers[-1][:3] or b"none") in status.split(), answers
     assert "Ctrl-C ends it" in served.running.err.splitlines()[-1]
-
-
-def status_of(served: Served, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
-    """Ask the server for a path below the token, as it is written; return status and body."""
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
-    with contextlib.closing(connection):
-        connection.request(method, f"/{served.token}/{path}", headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
 
 
 # --- another user of this machine ---

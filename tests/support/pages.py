@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import re
 import signal
@@ -43,6 +44,14 @@ class Served:
     def pid(self) -> int:
         return self.running.process.pid
 
+    def ask(self, path: str) -> tuple[int, bytes]:
+        """Ask the server for a path below the token, as it is written; return status and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", f"/{self.token}/{path}")
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
     def cpu_seconds(self) -> float:
         """Return the seconds of a CPU that the server has used, in it and in the kernel."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
@@ -76,6 +85,8 @@ class Watched:
     """A page of the browser, and what went wrong in it or left this machine."""
 
     page: Page
+    missing: bool = False
+    """Its address may have no page."""
     problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,7 +98,8 @@ class Watched:
 
     def _said(self, message: ConsoleMessage) -> None:
         """Note a warning or an error on the console."""
-        if message.type in ("error", "warning"):
+        is_known = self.missing and "a status of 404" in message.text
+        if message.type in ("error", "warning") and not is_known:
             self.problems.append(f"console: {message.type}: {message.text} ({message.location})")
 
     def _asked(self, address: str) -> None:
