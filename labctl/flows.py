@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from labctl.records.store import RunFilter, RunList, RunSummary, ShownRun
     from labctl.reports.runs import WrittenReport
     from labctl.runs.compare import Comparison
-    from labctl.runs.export import ExportedRun
+    from labctl.runs.export import ExportedRun, Formats
     from labctl.runs.fitting import Hardware
     from labctl.runs.freeze import FrozenLab, Verification
     from labctl.runs.health import HealthReport
@@ -404,14 +404,18 @@ def report(context: Context, named: Sequence[str], out: Path | None = None) -> W
     return reports.write(directory, reports.of_runs(context.directory, runs, directory))
 
 
-def export(context: Context, run: str, *, tensorboard: Path | None = None, junit: Path | None = None) -> ExportedRun:
-    """Write a run's metrics for TensorBoard, its verdict as JUnit XML, or both. ConfigError for neither."""
+def export(context: Context, run: str, formats: Formats) -> ExportedRun:
+    """Write an ended run in some formats. ConfigError for none of them; warn of what MLflow did not get."""
     from labctl.runs import export as exports
 
-    if not (tensorboard or junit):
-        raise ConfigError("neither --tensorboard nor --junit is given", hint="labctl export latest --junit run.xml")
+    if formats == exports.Formats():
+        hint = "labctl export latest --csv run.csv; or --tensorboard, --junit, --mlflow"
+        raise ConfigError("no format is given", hint=hint)
     (result,) = opening.results(context, (run,))
-    return exports.write(context.directory, result, tensorboard=tensorboard, junit=junit)
+    exported = exports.write(context.directory, result, formats, context.environ)
+    for reason in exported.mlflow.left_out if exported.mlflow else ():
+        context.warn(f"not logged to MLflow: {reason}")
+    return exported
 
 
 def attach(context: Context, run: str) -> Result:

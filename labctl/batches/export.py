@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from labctl.batches import logs
 from labctl.batches.evaluate import Evaluation, JobResult, Limits, judge
-from labctl.runs.export import xml_document, xml_text
+from labctl.runs.export.junit import xml_document, xml_text
 from labctl.system import files
 
 COLUMNS = (

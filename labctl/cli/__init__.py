@@ -52,7 +52,7 @@ COMMANDS = {
     "compare": ("results", "compare runs: settings that differ, and whether their metrics differ more than usual"),
     "ui": ("ui", "serve pages of runs and cluster to a browser on 127.0.0.1, until Ctrl-C"),
     "report": ("results", "write an HTML report of runs: verdict, curves, machine and log"),
-    "export": ("results", "export a run to TensorBoard or JUnit XML"),
+    "export": ("results", "export a run to CSV, TensorBoard, MLflow or JUnit XML"),
     "replay": ("reproduce", "repeat a run with the recorded image, code, settings and data, or list what has changed"),
     "freeze": ("reproduce", "record images, packages, files, data and devices in lab.lock"),
     "verify": ("reproduce", "compare the lab with lab.lock"),

@@ -222,7 +222,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("labctl report metrics.csv", "Draw the curves of a script's own metrics"),
     ),
     "export": (
-        ("labctl export latest --tensorboard logs", "Write the metrics of the latest run for TensorBoard"),
+        ("labctl export latest --csv run.csv", "Write the metrics of the latest run for a spreadsheet or pandas"),
+        ("labctl export latest --tensorboard logs", "Write them for TensorBoard"),
+        ("labctl export c3a223 --mlflow", "Log the run whose id ends in c3a223 to MLflow"),
         ("labctl export latest --junit run.xml", "Write its verdict for a CI server"),
     ),
     "replay": (

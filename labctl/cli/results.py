@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,10 +22,20 @@ from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.runs.compare import Comparison, Group
+    from labctl.runs.export.mlflow import LoggedRun
     from labctl.runs.spread import Spread
 
 LONGEST, SHORTEST = 60, 8
 """Characters of a value that the text shows, at most and in a narrow terminal at least."""
+MLFLOW = {
+    # Seconds, and attempts after the first: its client would try for minutes to reach a server that does not answer.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    # It would print to stdout, and report its use to its makers.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Settings of MLflow's client where the user has none."""
 
 
 def compare_command(
@@ -73,19 +83,42 @@ def report_command(
 
 def export_command(
     run: Run = "latest",
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the metrics as a table: a row per step, a column per metric (and rank)."
+        ),
+    ] = None,
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write metrics and hyperparameters to this log directory.")
     ] = None,
+    mlflow: Annotated[
+        bool,
+        typer.Option("--mlflow", help="Log the run to MLFLOW_TRACKING_URI by the MLflow that you have installed."),
+    ] = False,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the verdict and criteria as JUnit XML.")
     ] = None,
     directory: Directory = HERE,
     json: Json = False,
 ) -> None:
-    """`labctl export`: write files for TensorBoard or a CI server."""
+    """`labctl export`: write a run as a table, for TensorBoard, to MLflow or for a CI server."""
+    from labctl.runs.export import Formats
+
     with answering(as_json=json) as output:
-        answer = flows.export(context(directory, output), run, tensorboard=tensorboard, junit=junit)
-        output.answer(answer, "\n".join(answer.files))
+        if mlflow:
+            for name, value in MLFLOW.items():
+                os.environ.setdefault(name, value)
+        formats = Formats(csv=csv, tensorboard=tensorboard, mlflow=mlflow, junit=junit)
+        answer = flows.export(context(directory, output), run, formats)
+        output.answer(answer, "\n".join((*answer.files, *logged_text(answer.mlflow))))
+
+
+def logged_text(logged: LoggedRun | None) -> Iterator[str]:
+    """Yield a run's page in MLflow, else its experiment and id; nothing if it was not logged."""
+    if logged:
+        where = logged.url or f"MLflow experiment {logged.experiment}, run {logged.run_id}"
+        yield where if logged.is_new else f"{where} (logged before; its tags were updated)"
 
 
 def comparison_text(compared: Comparison, width: int = 0) -> str:

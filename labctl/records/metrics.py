@@ -28,6 +28,13 @@ class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: float | None
     """None for nan and infinity, which JSON does not have: ``note`` is their name."""
     note: str = ""
+    rank: int | None = None
+    """Rank that printed it; None if unknown, as in records of earlier versions."""
+
+    @property
+    def number(self) -> float:
+        """Return the value, nan and infinity as such."""
+        return float(self.note or "nan") if self.value is None else self.value
 
 
 class Sampler:
@@ -63,7 +70,7 @@ class Sampler:
         """Return a metric's sample at the last step that its rank named; value None with a note for nan."""
         value, note = finite(number)
         at = None if seconds is None else round(seconds, 3)
-        return Sample(metric=name, step=self._steps.get(rank), seconds=at, value=value, note=note)
+        return Sample(metric=name, step=self._steps.get(rank), seconds=at, value=value, note=note, rank=rank)
 
 
 def searched(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -217,19 +218,59 @@ def test_report_refuses_a_csv_that_there_is_not(two: Labctl) -> None:
 
 
 def test_export_writes_what_is_asked_for(two: Labctl) -> None:
-    """Run export with --tensorboard and --junit: both files are written and printed."""
-    answer = two("export", FAST, "--tensorboard", "tb", "--junit", "run.xml")
-    events, junit = answer.out.splitlines()
+    """Run export with --csv, --tensorboard and --junit: all files are written and printed."""
+    answer = two("export", FAST, "--csv", "run.csv", "--tensorboard", "tb", "--junit", "run.xml")
+    csv, events, junit = answer.out.splitlines()
     assert answer.code == 0
+    assert csv == f"{two.directory}/run.csv"
+    assert (two.directory / "run.csv").read_bytes().startswith(b"step,seconds,loss\r\n1,1.0,8.0\r\n")
     assert events.startswith(f"{two.directory}/tb/{FAST}/events.out.tfevents.")
     assert junit == f"{two.directory}/run.xml"
     assert FAST in (two.directory / "run.xml").read_text(encoding="utf-8")
 
 
 def test_export_of_nothing_is_refused(two: Labctl) -> None:
-    """Run export without a format: exit code 2."""
+    """Run export without a format: exit code 2 and the options."""
     answer = two("export", FAST)
-    assert (answer.code, "neither --tensorboard nor --junit" in answer.err) == (2, True)
+    assert (answer.code, "no format is given" in answer.err, "--csv run.csv" in answer.err) == (2, True, True)
+
+
+@pytest.mark.parametrize("option", ["--csv", "--junit"])
+def test_export_to_a_directory_is_refused_and_names_a_file(two: Labctl, option: str) -> None:
+    """Run export with a directory in place of a file: exit code 2, a file in it as hint, nothing written."""
+    answer = two("export", FAST, option, "runs", "--tensorboard", "tb")
+    assert (answer.code, f"{option} runs: is a directory" in answer.err) == (2, True)
+    assert f"name a file: {option} runs/{FAST}." in answer.err
+    assert not (two.directory / "tb").exists()
+
+
+def test_export_to_a_path_that_cannot_be_written_says_why(two: Labctl) -> None:
+    """Run export --csv below a file: exit code 3 and the path."""
+    answer = two("export", FAST, "--csv", ".env/run.csv")
+    assert (answer.code, f"{two.directory}/.env: File exists" in answer.err) == (3, True)
+
+
+def test_export_of_a_run_without_samples_writes_no_table(two: Labctl) -> None:
+    """Run export --csv of a run that printed no metric: exit code 2, no file."""
+    (two.directory / "runs" / FAST / "metrics.jsonl").write_text("")
+    answer = two("export", FAST, "--csv", "run.csv")
+    assert (answer.code, f"run {FAST} has no samples of metrics" in answer.err) == (2, True)
+    assert not (two.directory / "run.csv").exists()
+
+
+def test_export_to_mlflow_needs_its_address_and_its_client(two: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run export --mlflow without MLFLOW_TRACKING_URI, then without MLflow: each says what to type; nothing written."""
+    monkeypatch.setattr("labctl.cli.results.MLFLOW", {})
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    answer = two("export", FAST, "--mlflow", "--csv", "run.csv")
+    assert (answer.code, "MLFLOW_TRACKING_URI is not set" in answer.err) == (2, True)
+    assert "export MLFLOW_TRACKING_URI=http://HOST:5000" in answer.err
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    answer = two("export", FAST, "--mlflow", "--csv", "run.csv")
+    assert (answer.code, "cannot import MLflow" in answer.err) == (2, True)
+    assert "pipx inject labctl-train mlflow-skinny" in answer.err
+    assert not (two.directory / "run.csv").exists()
 
 
 def result(number: int, **changes: Any) -> Result:

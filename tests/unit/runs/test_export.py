@@ -13,7 +13,8 @@ from support import records as support
 
 from labctl.model import CriterionResult, Result
 from labctl.records.metrics import Sample
-from labctl.runs import export
+from labctl.runs import compare
+from labctl.runs.export import junit, points, tensorboard
 
 RESULT = Result(
     run_id="20261125-203600-opt-tiny-0d07",
@@ -100,7 +101,7 @@ def message(value: int | float | bytes) -> dict[int, int | float | bytes]:
 def test_the_checksum_is_crc32c() -> None:
     """Compute CRC-32C of the standard's test text: the known value, and export's mask of it."""
     assert crc32c(b"123456789") == 0xE3069283
-    assert export._masked(b"123456789") == struct.pack("<I", masked(b"123456789"))
+    assert tensorboard._masked(b"123456789") == struct.pack("<I", masked(b"123456789"))
 
 
 def test_an_event_file_has_every_sample_with_its_step_and_time(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_an_event_file_has_every_sample_with_its_step_and_time(tmp_path: Path) -
         sample(70_000, 5.0, 1e300),
         sample(None, None, 24.8, "throughput"),
     )
-    path = export.event_file(tmp_path, RESULT, samples)
+    path = tensorboard.event_file(tmp_path, RESULT, samples)
     assert path.parent.name == RESULT.run_id
     assert ".tfevents." in path.name
     first, *events = map(fields, records(path.read_bytes()))
@@ -129,8 +130,9 @@ def test_an_event_file_begins_with_the_hyperparameters_of_the_run(tmp_path: Path
     """Export a record: the plugin hparams gets numbers as numbers, texts as texts, and no secret."""
     arguments = ("--steps", "40", "--model", "opt-tiny", "--api-key", "hidden")
     support.write(tmp_path, RESULT.run_id, arguments=arguments, losses=[8.0])
-    written = export.write(tmp_path, RESULT, tensorboard=tmp_path / "tb", junit=None)
-    _, event, *rest = map(fields, records(Path(written.files[0]).read_bytes()))
+    parameters = points.parameters(compare.read(tmp_path, RESULT))
+    path = tensorboard.event_file(tmp_path / "tb", RESULT, points.samples(tmp_path, RESULT.run_id), parameters)
+    _, event, *rest = map(fields, records(path.read_bytes()))
     value = message(message(event[5])[1])
     assert (value[1], value[8], len(rest)) == (b"_hparams_/session_start_info", b"\x08\x01\x12\x02\x12\x00", 1)
     plugin = message(message(value[9])[1])
@@ -145,14 +147,14 @@ def test_an_event_file_begins_with_the_hyperparameters_of_the_run(tmp_path: Path
 def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
     """Export twice: one file remains."""
     for _ in range(2):
-        path = export.event_file(tmp_path, RESULT, [sample(1, 2.5, 8.0)])
+        path = tensorboard.event_file(tmp_path, RESULT, [sample(1, 2.5, 8.0)])
     assert len(list(records(path.read_bytes()))) == 2
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [path]
 
 
 def cases(result: Result) -> dict[str, tuple[str, str] | None]:
     """Return type and message of each case's failure or error in the JUnit report, or None; check its counts."""
-    suite = ElementTree.fromstring(export.junit_xml(result))[0]  # noqa: S314
+    suite = ElementTree.fromstring(junit.junit_xml(result))[0]  # noqa: S314
     element_by_name = {case.get("name", ""): next(iter(case), None) for case in suite.iter("testcase")}
     assert suite.get("tests") == str(len(element_by_name))
     tags = [element.tag for element in element_by_name.values() if element is not None]
@@ -173,7 +175,7 @@ def changed(**changes: object) -> Result:
 def test_a_run_that_passed_is_cases_that_passed_and_its_metrics_are_properties() -> None:
     """Export a PASS as JUnit: cases without failure, metrics as properties."""
     assert cases(RESULT) == {"completes": None, "loss <= 8": None}
-    assert '<property name="loss" value="7.5" />' in export.junit_xml(RESULT)
+    assert '<property name="loss" value="7.5" />' in junit.junit_xml(RESULT)
 
 
 def test_a_criterion_that_was_missed_is_a_failure_of_its_case() -> None:

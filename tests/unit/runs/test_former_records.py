@@ -13,7 +13,8 @@ from labctl.jobs import replay
 from labctl.model import Result
 from labctl.records import store
 from labctl.reports import runs as reports
-from labctl.runs import compare, export, series
+from labctl.runs import compare, series
+from labctl.runs.export import tensorboard
 
 RUN = "20261125-205844-opt-tiny-4c0a"
 
@@ -58,7 +59,7 @@ def test_it_is_compared_reported_and_exported(lab: Path, result: Result, tmp_pat
     assert not compare.compare([recorded, recorded]).differences
     assert "PASS" in reports.of_runs(lab, [recorded]).html
     losses = [sample for sample in series.read(lab, RUN) if sample.metric == "loss"]
-    written = export.event_file(tmp_path / "board", result, series.read(lab, RUN))
+    written = tensorboard.event_file(tmp_path / "board", result, series.read(lab, RUN))
     assert written.read_bytes().count(b"loss") == len(losses)
 
 

@@ -39,14 +39,14 @@ def record(tmp_path: Path) -> Path:
 def test_a_run_has_its_metrics_over_time(record: Path, tmp_path: Path) -> None:
     """Read the series: step, seconds and value of each loss, None with a note for nan."""
     assert [json.loads(line) for line in (record / "metrics.jsonl").read_text().splitlines()] == [
-        {"metric": "loss", "step": 1, "seconds": 0.25, "value": 4.5},
-        {"metric": "loss", "step": 1, "seconds": 0.5, "value": 4.25},
-        {"metric": "loss", "step": 2, "seconds": 2.0, "value": None, "note": "nan"},
+        {"metric": "loss", "step": 1, "seconds": 0.25, "value": 4.5, "rank": 0},
+        {"metric": "loss", "step": 1, "seconds": 0.5, "value": 4.25, "rank": 1},
+        {"metric": "loss", "step": 2, "seconds": 2.0, "value": None, "note": "nan", "rank": 0},
     ]
     assert [*series.read(tmp_path, "r1")] == [
-        Sample(metric="loss", step=1, seconds=0.25, value=4.5),
-        Sample(metric="loss", step=1, seconds=0.5, value=4.25),
-        Sample(metric="loss", step=2, seconds=2.0, value=None, note="nan"),
+        Sample(metric="loss", step=1, seconds=0.25, value=4.5, rank=0),
+        Sample(metric="loss", step=1, seconds=0.5, value=4.25, rank=1),
+        Sample(metric="loss", step=2, seconds=2.0, value=None, note="nan", rank=0),
     ]
 
 

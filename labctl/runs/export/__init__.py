@@ -1,0 +1,75 @@
+"""Export a run: a table in CSV, TensorBoard event files, JUnit XML for CI servers, a run of MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+
+from msgspec import Struct
+
+from labctl.errors import ConfigError
+from labctl.model import Result
+from labctl.runs import compare
+from labctl.runs.export import csv, junit, mlflow, points, tensorboard
+from labctl.runs.export.mlflow import LoggedRun
+from labctl.system import files
+
+
+class Formats(Struct, frozen=True, kw_only=True):
+    """What to write: files where they have a path, and a run of MLflow."""
+
+    csv: Path | None = None
+    tensorboard: Path | None = None
+    junit: Path | None = None
+    mlflow: bool = False
+
+
+class ExportedRun(Struct, frozen=True, kw_only=True):
+    """A run, the files that were written, and its run in MLflow; None if it was not logged."""
+
+    run_id: str
+    files: tuple[str, ...]
+    mlflow: LoggedRun | None = None
+
+
+def write(lab: Path, result: Result, formats: Formats, environ: Mapping[str, str]) -> ExportedRun:
+    """Write a run in these formats; return absolute paths. ``environ`` has the address of MLflow's server.
+
+    ConfigError for a directory in place of a file, for CSV of a run without samples, and if MLflow cannot be used.
+    """
+    _require_files(formats, result.run_id)
+    recorded = compare.read(lab, result)
+    written = []
+    # What may be refused comes first.
+    tracking = mlflow.connect(environ) if formats.mlflow else None
+    if formats.csv:
+        files.write(formats.csv.absolute(), _table(lab, result.run_id), mode=0o644)
+        written.append(formats.csv)
+    if formats.tensorboard:
+        samples, parameters = points.samples(lab, result.run_id), points.parameters(recorded)
+        written.append(tensorboard.event_file(formats.tensorboard, result, samples, parameters))
+    if formats.junit:
+        files.write(formats.junit.absolute(), junit.junit_xml(result), mode=0o644)
+        written.append(formats.junit)
+    logged = mlflow.log(tracking, lab, recorded) if tracking else None
+    paths = tuple(str(path.absolute()) for path in written)
+    return ExportedRun(run_id=result.run_id, files=paths, mlflow=logged)
+
+
+def _require_files(formats: Formats, run_id: str) -> None:
+    """Raise ConfigError if a path that is to be a file is a directory."""
+    for option, path, suffix in (("--csv", formats.csv, "csv"), ("--junit", formats.junit, "xml")):
+        if path and path.is_dir():
+            hint = f"name a file: {option} {path / run_id}.{suffix}"
+            raise ConfigError(f"{option} {path}: is a directory", hint=hint)
+
+
+def _table(lab: Path, run_id: str) -> str:
+    """Render the samples of a run as CSV. ConfigError if it has none."""
+    samples = points.samples(lab, run_id)
+    first = next(samples, None)
+    if first is None:
+        hint = "a run prints metrics that its workload.yml or `labctl run --metric NAME=REGEX` declares"
+        raise ConfigError(f"run {run_id} has no samples of metrics to write", hint=hint)
+    return csv.table(chain([first], samples))
