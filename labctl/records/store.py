@@ -854,13 +854,15 @@ def _is_id(name: str) -> bool:
 
 def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> RunSummary:
     """Return a run's summary: from its result if done, else its state, age and nodes; ``active`` as in ``state``."""
-    result = read_result(lab, run_id)
+    path, run = directory(lab, run_id), active.get(run_id)
+    result = decode(path / RESULT, Result)
     fields = ("workload", "verdict", "outcome", "cause", "seconds", "started")
     values: dict[str, Any] = {name: getattr(result, name, None) for name in fields}
     values["started"] = values["started"] or began(run_id)
-    path, run, now = directory(lab, run_id), active.get(run_id), state(lab, run_id, active)
     values["note"] = notes.read(path)
-    if result and now == "done":
+    # Of ten thousand runs all but a few have a result.
+    now = "done" if result else state(lab, run_id, active)
+    if result:
         nodes = tuple(dict.fromkeys(rank.node for rank in result.ranks))
         values |= {"nodes": nodes, "world_size": result.world_size, "metrics": result.metrics}
     if now == "done":
