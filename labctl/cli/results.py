@@ -109,6 +109,7 @@ def export_command(
         if mlflow:
             for name, value in MLFLOW.items():
                 os.environ.setdefault(name, value)
+            output.begin("logging the run to MLflow")
         formats = Formats(csv=csv, tensorboard=tensorboard, mlflow=mlflow, junit=junit)
         answer = flows.export(context(directory, output), run, formats)
         output.answer(answer, "\n".join((*answer.files, *logged_text(answer.mlflow))))

@@ -183,8 +183,8 @@ def _tags(lab: Path, run: RecordedRun) -> dict[str, str]:
 def _log_values(tracking: Tracking, lab: Path, run: RecordedRun, run_id: str) -> None:
     """Log hyperparameters, then samples with step and time, in as few requests as the server takes."""
     entities, began = tracking.entities, points.began(run.result)
-    texts = {name: str(value)[: LONGEST["params"]] for name, value in points.parameters(run).items()}
-    parameters = (entities.Param(name, text) for name, text in texts.items())
+    texts = points.parameters(run).items()
+    parameters = (entities.Param(name, text[: LONGEST["params"]]) for name, text in texts)
     metrics = (
         entities.Metric(sample.metric, sample.number, round(1000 * (began + (sample.seconds or 0))), step)
         for step, sample in points.stepped(points.samples(lab, run.result.run_id))

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from labctl.model import Result
-from labctl.records import store
+from labctl.records import redaction, store
 from labctl.records.metrics import Sample
 from labctl.runs import compare, series
 from labctl.runs.compare import RecordedRun
 
 DEEPSPEED = "deepspeed."
-NAMED = ("launcher", "image")
-"""Facts that are hyperparameters, beside arguments and DeepSpeed's keys."""
+NAMED = ("arguments", "launcher", "image")
+"""Facts that are hyperparameters, beside options of the script and DeepSpeed's keys."""
 
 
 def samples(lab: Path, run_id: str) -> Iterator[Sample]:
@@ -39,25 +37,22 @@ def stepped(samples: Iterable[Sample]) -> Iterator[tuple[int, Sample]]:
         numbers[sample.metric] += 1
 
 
-def parameters(run: RecordedRun) -> dict[str, str | float]:
+def parameters(run: RecordedRun) -> dict[str, str]:
     """Return the arguments, DeepSpeed keys, launcher, image and ranks of a run, those that it has, as hyperparameters.
 
-    Numbers are numbers, by which runs can be sorted.
+    Values that sound secret are redacted.
     """
     texts = {
-        name.removeprefix("--"): text
+        name.removeprefix("--"): _redacted(text)
         for name, text in compare.redacted(run.facts).items()
         if name.startswith(("--", DEEPSPEED)) or name in NAMED
     }
-    return {"ranks": run.result.world_size, **{name: _number_or_text(text) for name, text in texts.items()}}
+    return {"ranks": str(run.result.world_size), **texts}
 
 
-def _number_or_text(text: str) -> str | float:
-    """Return the finite number that a text is, else the text."""
-    with suppress(ValueError):
-        if math.isfinite(number := float(text)):
-            return number
-    return text
+def _redacted(text: str) -> str:
+    """Return a text without the secrets of its words, as in ``lr=0.1 api_key=abc``."""
+    return " ".join(word for word, _ in redaction.redacted(text.split(" ")))
 
 
 def began(result: Result) -> float:

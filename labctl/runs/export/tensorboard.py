@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,7 @@ _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 
 
 def event_file(
-    directory: Path, result: Result, samples: Iterable[Sample], parameters: Mapping[str, str | float] | None = None
+    directory: Path, result: Result, samples: Iterable[Sample], parameters: Mapping[str, str] | None = None
 ) -> Path:
     """Write samples, and hyperparameters if any, as a TensorBoard event file of a run below a log directory.
 
@@ -38,9 +39,7 @@ def event_file(
     return path
 
 
-def _events(
-    run_id: str, began: float, samples: Iterable[Sample], parameters: Mapping[str, str | float]
-) -> Iterator[bytes]:
+def _events(run_id: str, began: float, samples: Iterable[Sample], parameters: Mapping[str, str]) -> Iterator[bytes]:
     """Yield encoded events: file version, hyperparameters if any, then one per sample."""
     yield _double(1, began) + _bytes(3, b"brain.Event:2")
     if parameters:
@@ -52,9 +51,9 @@ def _events(
         yield when + _varint(2, step) + _bytes(5, _bytes(1, value))
 
 
-def _hyperparameters(run_id: str, began: float, parameters: Mapping[str, str | float]) -> bytes:
+def _hyperparameters(run_id: str, began: float, parameters: Mapping[str, str]) -> bytes:
     """Encode the start of a session of TensorBoard's plugin hparams, as a value of a Summary with an empty tensor."""
-    session = b"".join(_bytes(1, _parameter(name, value)) for name, value in parameters.items())
+    session = b"".join(_bytes(1, _parameter(name, text)) for name, text in parameters.items())
     session += _bytes(4, run_id.encode()) + _double(5, began)
     plugin = _bytes(1, b"hparams") + _bytes(2, _bytes(3, session))
     shape = _bytes(2, b"")  # One dimension of size 0.
@@ -62,9 +61,13 @@ def _hyperparameters(run_id: str, began: float, parameters: Mapping[str, str | f
     return _bytes(1, SESSION.encode()) + _bytes(9, _bytes(1, plugin)) + _bytes(8, tensor)
 
 
-def _parameter(name: str, value: str | float) -> bytes:
-    """Encode a name with a number or a text, as ``google.protobuf.Value``."""
-    encoded = _bytes(3, value.encode()) if isinstance(value, str) else _double(2, value)
+def _parameter(name: str, text: str) -> bytes:
+    """Encode a name with a text, or with the finite number that it is, as ``google.protobuf.Value``."""
+    encoded = _bytes(3, text.encode())
+    # Numbers as such can be sorted.
+    with suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            encoded = _double(2, number)
     return _bytes(1, name.encode()) + _bytes(2, encoded)
 
 

@@ -14,9 +14,11 @@ from support.commandline import Labctl
 from labctl import flows
 from labctl.backends.docker.backend import DockerBackend
 from labctl.cli.browser import open_page
-from labctl.cli.results import differences
+from labctl.cli.results import differences, logged_text
 from labctl.model import Result
 from labctl.runs.compare import Comparison, Difference, Group
+from labctl.runs.export import mlflow
+from labctl.runs.export.mlflow import LoggedRun
 
 FAST, SLOW = "20261125-203600-opt-tiny-0d07", "20261125-203700-opt-tiny-1e18"
 
@@ -271,6 +273,33 @@ def test_export_to_mlflow_needs_its_address_and_its_client(two: Labctl, monkeypa
     assert (answer.code, "cannot import MLflow" in answer.err) == (2, True)
     assert "pipx inject labctl-train mlflow-skinny" in answer.err
     assert not (two.directory / "run.csv").exists()
+
+
+def test_export_to_mlflow_tells_the_page_and_what_was_left_out(two: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run export --mlflow where all goes well but for the output: its page on stdout, the file on stderr; as JSON."""
+    page, left = "http://h:5000/#/experiments/1/runs/m1", "output.log: 20 MB, more than 10 MB"
+    logged = LoggedRun(run_id="m1", experiment="opt-tiny", url=page, is_new=True, left_out=(left,))
+    monkeypatch.setattr("labctl.cli.results.MLFLOW", {})
+    monkeypatch.setattr(mlflow, "connect", lambda _: True)
+    monkeypatch.setattr(mlflow, "log", lambda *_: logged)
+    answer = two("export", FAST, "--mlflow", "--csv", "run.csv")
+    assert (answer.code, answer.out.splitlines()) == (0, [f"{two.directory}/run.csv", page])
+    assert f"not logged to MLflow: {left}" in answer.err
+    document = two("export", FAST, "--mlflow", "--json").document["mlflow"]
+    assert (document["url"], document["left_out"]) == (page, [left])
+
+
+@pytest.mark.parametrize(
+    ("url", "is_new", "text"),
+    [
+        ("http://h/x", True, "http://h/x"),
+        ("", True, "MLflow experiment opt-tiny, run m1"),
+        ("http://h/x", False, "http://h/x (logged before; its tags were updated)"),
+    ],
+)
+def test_a_logged_run_is_named_by_its_page_or_its_experiment(url: str, is_new: bool, text: str) -> None:
+    """Render a logged run with a page, without one, and one that was there."""
+    assert [*logged_text(LoggedRun(run_id="m1", experiment="opt-tiny", url=url, is_new=is_new))] == [text]
 
 
 def result(number: int, **changes: Any) -> Result:

@@ -105,7 +105,7 @@ def result(lab: Path) -> Result:
 
 def test_a_run_is_logged_with_its_name_parameters_metrics_tags_and_times(tmp_path: Path, client: Client) -> None:
     """Log a run that passed: all that MLflow shows of a run, and no secret."""
-    arguments = ("--learning-rate", "0.003", "--api-key", "hidden")
+    arguments = ("lr=0.1", "hub_token=hidden", "--steps", "40", "--api-key", "hidden")
     code = {"code": [{"path": "/work", "commit": "abc123", "dirty": False}]}
     request = {"workload": "opt-tiny", "options": {"rehearse": True}}
     records.write(tmp_path, RUN, losses=[8.0, None], arguments=arguments, versions=code, request=request)
@@ -115,7 +115,8 @@ def test_a_run_is_logged_with_its_name_parameters_metrics_tags_and_times(tmp_pat
     assert logged.url == "http://127.0.0.1:5000/#/experiments/1/runs/m1"
     info = run.info
     assert (info.name, info.status, info.start, info.end) == (RUN, "FINISHED", BEGAN, BEGAN + 23_400)
-    assert run.params["learning-rate"] == "0.003"
+    assert (run.params["arguments"], run.params["steps"]) == ("lr=0.1 hub_token=[REDACTED]", "40")
+    assert (run.params["api-key"], run.params["ranks"]) == ("[REDACTED]", "2")
     assert "hidden" not in str(run)
     assert run.metrics[0] == Metric("loss", 8.0, BEGAN + 1000, 1)
     assert str(run.metrics[1]) == str(Metric("loss", float("nan"), BEGAN + 2000, 2))
