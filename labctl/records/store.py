@@ -12,7 +12,7 @@ import secrets
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import chain, repeat
@@ -476,6 +476,31 @@ def _rank_logs(places: Iterable[Path], rank: int) -> list[Path]:
     for place in places:
         logs += [*sorted(place.glob(f"ranks/{name}")), *sorted(place.glob(f"hosts/*/ranks/{name}"))]
     return logs
+
+
+def last_output(lab: Path, run_id: str, ranks: Collection[int], size: int) -> dict[int, list[tuple[float | None, str]]]:
+    """Map each rank to time (or None) and text of the last lines of its log, of ``size`` bytes of all logs."""
+    path = directory(lab, run_id)
+    times: dict[str, list[float | None]] = {}
+    for row in last_lines(path / TIMES, size):
+        when, _, whose = row.partition(" ")
+        if whose:
+            times.setdefault(whose, []).append(float(when))
+    lines: dict[int, list[tuple[float | None, str]]] = {}
+    for rank in ranks:
+        logs = _rank_logs((path, outputs(lab, run_id)), rank)
+        text = list(chain.from_iterable(last_lines(log, size // len(ranks)) for log in logs))
+        # With several logs of a rank, the times cannot be assigned.
+        lines[rank] = list(_timed(text, times.get(str(rank), []) if len(logs) == 1 else []))
+    return lines
+
+
+def _timed(lines: Sequence[str], times: Sequence[float | None]) -> Iterator[tuple[float | None, str]]:
+    """Yield each line's time (or None) and text; both lists are the ends of longer ones."""
+    missing = len(lines) - len(times)
+    aligned = [*repeat(None, missing), *times] if missing > 0 else times[-len(lines) :]
+    for when, line in zip(aligned, lines, strict=False):
+        yield from ((when, part) for part in line.splitlines())
 
 
 def last_lines(path: Path, size: int) -> list[str]:

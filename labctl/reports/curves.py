@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, count
 from statistics import mean, median
 from typing import Any, Literal
 
@@ -115,8 +115,8 @@ def named_apart(charts: Iterable[Chart]) -> list[Chart]:
     """Return charts, those with the name of an earlier one with a number behind it."""
     named: dict[str, Chart] = {}
     for chart in charts:
-        others = sum(chart.name == other.name for other in named.values())
-        name = f"{chart.name}-{others + 1}" if others else chart.name
+        names = chain([chart.name], (f"{chart.name}-{number}" for number in count(2)))
+        name = next(name for name in names if name not in named)
         named[name] = replace(chart, name=name)
     return list(named.values())
 

@@ -39,6 +39,8 @@ LONGEST_LINE = 500
 """Characters of a line of the log to show."""
 TAIL = 4 << 20
 """Bytes at the end of the log to search for the cause."""
+RANKS_TAIL = 1 << 20
+"""Bytes at the end of all ranks' logs to read their step times from: a page of a million lines opens at once."""
 HEADLINE_METRICS = ("throughput", "loss", "train_loss")
 """Metrics of the headline, those that a run has."""
 MOST_IN_HEADLINE = 2
@@ -383,10 +385,9 @@ def rank_times(lab: Path, result: Result) -> tuple[dict[int, float], str]:
         return _means(of_epochs), "s/epoch"
     printed: dict[int, Sequence[float]] = {}
     timed: dict[int, float | None] = {}
-    for rank in result.ranks:
-        # Old records do not have the logs of ranks.
-        with suppress(ConfigError):
-            printed[rank.rank], timed[rank.rank] = _step_times(store.output(lab, result.run_id, rank.rank))
+    ranks = [rank.rank for rank in result.ranks]
+    for rank, lines in store.last_output(lab, result.run_id, ranks, RANKS_TAIL).items():
+        printed[rank], timed[rank] = _step_times(lines)
     return _means(printed) or {rank: seconds for rank, seconds in timed.items() if seconds is not None}, "s/step"
 
 

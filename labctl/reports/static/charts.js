@@ -1,29 +1,41 @@
-/* Interactive charts of a page: those of its data block, the JSON in the element #charts, and those that
-   a script adds. labctl.charts.add(container, chart) draws one in a new figure of a container; labctl.charts.append(name,
-   line, points) adds points to one. A chart is {name, title, caption, along, unit, lines: [{name, points: [[x, y]], color,
-   dash, band: [[low, high]]}]}; a y of null is a gap. */
+/* Interactive charts of a page: those of its data block, the JSON in the element #charts, and those that a script adds.
+   labctl.charts.add(container, chart) draws one in a new figure of a container; labctl.charts.append(name, line, points)
+   adds points to one. A chart is {name, title, caption, along, unit, lines: [{name, points: [[x, y]], color, dash,
+   band: [[low, high]]}]}; a y of null is a gap, a band is the range of the values that a line stands for. */
 "use strict";
 (function () {
   const HEIGHT = 220;
-  const MOST = 2000; // Points of a line above which it is thinned.
+  const MOST = 2000; // Points of a line that grows, above which it is thinned.
   const PAUSE = 500; // Milliseconds between two drawings of a chart that grows.
   const WIDTH = 1.75;
+  const OUTSIDE = -10; // Place of a pointer that is not on the chart.
   const views = new Map();
+  const settings = new WeakMap(); // Smoothing and scale of the charts of a container.
   const dark = matchMedia("(prefers-color-scheme: dark)");
+  let following = false; // True while charts follow the pointer of another.
 
-  // --- text ---
+  // --- text, as labctl writes it elsewhere ---
 
   function number(value, digits = 4) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "no figure";
     if (Math.abs(value) >= 10 ** (digits - 1)) return value.toLocaleString("en-US", { maximumFractionDigits: 0 });
     const rounded = Number(value.toPrecision(digits));
     if (rounded === 0 || Math.abs(rounded) >= 1e-4) return String(rounded);
-    const [digitsOnly, exponent] = rounded.toExponential().split("e-");
-    return `${digitsOnly}e-${exponent.padStart(2, "0")}`;
+    const [mantissa, exponent] = rounded.toExponential().split("e-");
+    return `${mantissa}e-${exponent.padStart(2, "0")}`;
   }
 
-  function withUnit(value, unit) {
-    return value === null || value === undefined ? "–" : `${number(value)} ${unit}`.trimEnd();
+  function span(values, unit) {
+    let low = Infinity;
+    let high = -Infinity;
+    let count = 0;
+    for (const value of values) {
+      if (value === null) continue;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+      count += 1;
+    }
+    return `${number(low)}${count > 1 ? ` to ${number(high)}` : ""} ${unit}`.trimEnd();
   }
 
   function element(name, attributes = {}, text = "") {
@@ -33,113 +45,192 @@
     return made;
   }
 
-  // --- style: the page's CSS variables ---
+  // --- style: the page's CSS variables, which differ in a dark page ---
 
   function css(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
 
   function dashes(line) {
-    const text = css(`--dash-${line.dash}`);
-    return text ? text.split(" ").map((part) => Number(part) * WIDTH) : [];
+    const lengths = css(`--dash-${line.dash}`);
+    return lengths ? lengths.split(" ").map((length) => Number(length) * WIDTH) : [];
   }
 
   // --- lines ---
 
-  function Line(name, place, data = {}) {
-    const line = { name, color: data.color ?? place % 6, dash: data.dash ?? place % 6, shown: true };
-    line.xs = (data.points || []).map((point) => point[0]);
-    line.ys = (data.points || []).map((point) => point[1]);
-    line.band = data.band && data.band.length ? data.band.slice() : null;
-    return line;
+  function newLine(place, { name, points = [], band = [], color = place % 6, dash = place % 6 }) {
+    const [xs, ys] = [points.map((point) => point[0]), points.map((point) => point[1])];
+    return { name, color, dash, xs, ys, band: band.length ? [...band] : null, shown: true };
   }
 
   function extend(line, points) {
     for (const [x, y] of points) {
       const last = line.xs.length - 1;
-      if (last >= 0 && x < line.xs[last]) continue; // It has come already.
-      if (last >= 0 && x === line.xs[last]) line.ys[last] = y;
-      else {
+      if (last < 0 || x > line.xs[last]) {
         line.xs.push(x);
         line.ys.push(y);
         if (line.band) line.band.push([y, y]);
+      } else if (x === line.xs[last]) {
+        line.ys[last] = y;
+        if (line.band && y !== null) widen(line.band[last], y);
       }
     }
-    if (line.xs.length > MOST && !line.band) thin(line);
+    if (line.xs.length > MOST) thin(line);
+  }
+
+  function widen(range, y) {
+    range[0] = range[0] === null ? y : Math.min(range[0], y);
+    range[1] = range[1] === null ? y : Math.max(range[1], y);
   }
 
   // Keeps the lowest and the highest point of each part, so that a spike stays.
   function thin(line) {
     const kept = [];
-    const parts = MOST / 4;
-    const size = Math.ceil(line.xs.length / parts);
+    const size = Math.ceil(line.xs.length / (MOST / 4));
     for (let from = 0; from < line.xs.length; from += size) {
-      let low = -1;
-      let high = -1;
+      let [low, high] = [-1, -1];
       for (let at = from; at < Math.min(from + size, line.xs.length); at++) {
         if (line.ys[at] === null) continue;
         if (low < 0 || line.ys[at] < line.ys[low]) low = at;
         if (high < 0 || line.ys[at] > line.ys[high]) high = at;
       }
       if (low < 0) kept.push(from);
-      else if (low === high) kept.push(low);
-      else kept.push(Math.min(low, high), Math.max(low, high));
+      else kept.push(...new Set([Math.min(low, high), Math.max(low, high)]));
     }
     line.xs = kept.map((at) => line.xs[at]);
     line.ys = kept.map((at) => line.ys[at]);
+    line.band = line.band && kept.map((at) => line.band[at]);
   }
 
+  // Returns the exponential moving average, as TensorBoard has it: its beginning is not drawn towards zero.
+  function smoothed(ys, weight) {
+    if (!weight) return ys;
+    let [sum, part] = [0, 0];
+    return ys.map((y) => {
+      if (y === null) return null;
+      sum = sum * weight + (1 - weight) * y;
+      part = part * weight + (1 - weight);
+      return sum / part;
+    });
+  }
+
+  // Returns the place of the point nearest to x; -1 before the first and after the last point.
   function nearest(line, x) {
-    const xs = line.xs;
-    let low = 0;
-    let high = xs.length - 1;
-    if (high < 0 || x < xs[0] || x > xs[high]) return -1;
+    let [low, high] = [0, line.xs.length - 1];
+    if (high < 0 || x < line.xs[low] || x > line.xs[high]) return -1;
     while (high - low > 1) {
       const middle = (low + high) >> 1;
-      if (xs[middle] <= x) low = middle;
+      if (line.xs[middle] <= x) low = middle;
       else high = middle;
     }
-    return x - xs[low] <= xs[high] - x ? low : high;
+    return x - line.xs[low] <= line.xs[high] - x ? low : high;
+  }
+
+  function lastKnown(line) {
+    let at = line.ys.length - 1;
+    while (at >= 0 && line.ys[at] === null) at -= 1;
+    return at;
   }
 
   // --- a chart ---
 
-  function View(figure, chart) {
-    const view = { figure, chart, lines: [], plot: null, drawn: 0, waiting: 0 };
-    view.box = element("div", { class: "plot", tabindex: "0", role: "group", "aria-label": `${chart.title}: chart` });
+  function newView(figure, chart) {
+    const view = { figure, chart, plot: null, x: null, range: null, drawn: 0, waiting: 0 };
+    view.lines = chart.lines.map((line, place) => newLine(place, line));
+    view.settings = settingsOf(figure.parentElement);
+    const label = `${chart.title} over ${chart.along}, ${chart.caption}; arrow keys give the values`;
+    view.box = element("div", { class: "plot", tabindex: "0", role: "application", "aria-label": label });
     view.legend = element("div", { class: "legend" });
-    view.said = element("p", { class: "said-aloud", "aria-live": "polite" });
-    figure.append(view.box, view.legend, view.said);
+    view.heard = element("p", { class: "heard", "aria-live": "polite" });
+    figure.append(view.box, view.legend, view.heard);
     figure.classList.add("interactive");
-    for (const line of chart.lines || []) view.lines.push(Line(line.name, view.lines.length, line));
+    views.set(chart.name, view);
     build(view);
+    view.box.addEventListener("keydown", (event) => pressed(view, event));
     new ResizeObserver(() => resize(view)).observe(view.box);
-    return view;
+  }
+
+  // Returns what is drawn of the lines, in the order of the plot's series.
+  function tracks(view) {
+    const { weight } = view.settings;
+    const all = [];
+    for (const line of view.lines) {
+      if (line.band) {
+        all.push({ line, kind: "high", ys: line.band.map((range) => range[1]) });
+        all.push({ line, kind: "low", ys: line.band.map((range) => range[0]) });
+      }
+      if (weight && !line.band) all.push({ line, kind: "raw", ys: line.ys });
+      all.push({ line, kind: "main", ys: smoothed(line.ys, weight) });
+    }
+    return all;
   }
 
   function data(view) {
-    const tables = view.lines.map((line) => [line.xs, line.ys]);
-    return tables.length ? uPlot.join(tables) : [[], []];
+    const positive = (y) => (y !== null && y > 0 ? y : null);
+    const tables = view.tracks.map(({ line, ys }) => [line.xs, view.settings.log ? ys.map(positive) : ys]);
+    return tables.length ? uPlot.join(tables) : [[]];
   }
 
   function build(view) {
     if (view.plot) view.plot.destroy();
-    const series = view.lines.map((line) => ({
-      label: line.name, stroke: () => css(`--line-${line.color}`), dash: dashes(line), width: WIDTH, show: line.shown,
-      points: { show: false },
-    }));
-    const axis = { stroke: () => css("--dim"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { show: false } };
-    const texts = (plot, splits) => splits.map((value) => (value === null ? "" : number(value)));
-    view.plot = new uPlot(
-      {
-        width: Math.max(view.box.clientWidth, 100), height: HEIGHT, legend: { show: false }, scales: { x: { time: false } },
-        axes: [{ ...axis, values: texts, label: view.chart.along }, { ...axis, values: texts, size: 60 }],
-        series: [{}, ...series], hooks: { setCursor: [() => point(view)] },
-      },
-      data(view),
-      view.box,
-    );
+    view.plot = null;
+    view.tracks = tracks(view);
+    view.plot = new uPlot(options(view), data(view), view.box);
     entries(view);
+    restore(view);
+  }
+
+  function options(view) {
+    const { log } = view.settings;
+    const axis = {
+      stroke: () => css("--dim"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { show: false }, gap: 4,
+      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif",
+      values: (plot, splits) => splits.map((value) => (value === null ? "" : number(value))),
+    };
+    const y = log ? { distr: 3, range: (plot, low, high) => (low ? [low / 1.05, high * 1.05] : [1, 10]) } : {};
+    return {
+      width: Math.max(view.box.clientWidth, 100), height: HEIGHT, padding: [8, 12, 0, 0], legend: { show: false },
+      scales: { x: { time: false }, y },
+      axes: [
+        { ...axis, size: 22, label: view.chart.along, labelSize: 18, labelGap: 0 },
+        { ...axis, size: 56, ...(log ? { splits: logSplits, filter: (plot, splits) => splits } : {}) },
+      ],
+      series: [{}, ...view.tracks.map(series)], bands: bands(view), cursor: cursor(view),
+      hooks: { setCursor: [() => moved(view)], setSelect: [() => selected(view)] },
+    };
+  }
+
+  function series({ line, kind }) {
+    const bounds = kind === "low" || kind === "high";
+    return {
+      stroke: () => (bounds ? "transparent" : css(`--line-${line.color}`)), show: line.shown, points: { show: false },
+      width: kind === "main" ? WIDTH : 1, alpha: kind === "raw" ? 0.35 : 1, dash: kind === "main" ? dashes(line) : [],
+    };
+  }
+
+  function bands(view) {
+    const found = [];
+    view.tracks.forEach(({ line, kind }, at) => {
+      if (kind === "high") found.push({ series: [at + 1, at + 2], fill: () => `${css(`--line-${line.color}`)}33` });
+    });
+    return found;
+  }
+
+  // Returns ticks: round numbers, or powers of ten if there are several.
+  function logSplits(plot, axis, low, high) {
+    const ticks = [];
+    if (high / low >= 20) {
+      const parts = high / low < 1e3 ? [1, 2, 5] : [1];
+      for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) {
+        ticks.push(...parts.map((part) => part * power).filter((tick) => tick >= low && tick <= high));
+      }
+      return ticks;
+    }
+    const rough = (high - low) / 5;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find((part) => part * power >= rough);
+    for (let tick = Math.ceil(low / step) * step; tick <= high; tick += step) ticks.push(tick);
+    return ticks;
   }
 
   function resize(view) {
@@ -147,13 +238,15 @@
     if (width && width !== view.plot.width) view.plot.setSize({ width, height: HEIGHT });
   }
 
+  // --- legend ---
+
   function swatch(line) {
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    for (const [key, value] of Object.entries({ width: 36, height: 10, "aria-hidden": "true" })) svg.setAttribute(key, value);
-    for (const [key, value] of Object.entries({ x1: 0, x2: 36, y1: 5, y2: 5, "stroke-dasharray": dashes(line).join(" ") })) {
-      stroke.setAttribute(key, value);
-    }
+    svg.setAttribute("viewBox", "0 0 36 10");
+    svg.setAttribute("aria-hidden", "true");
+    for (const [key, value] of Object.entries({ x1: 0, x2: 36, y1: 5, y2: 5 })) stroke.setAttribute(key, value);
+    stroke.setAttribute("stroke-dasharray", dashes(line).join(" "));
     stroke.style.stroke = `var(--line-${line.color})`;
     svg.append(stroke);
     return svg;
@@ -161,48 +254,172 @@
 
   function entries(view) {
     view.place = element("span", { class: "place" });
-    view.legend.replaceChildren(view.place);
-    view.lines.forEach((line, at) => {
-      const button = element("button", { type: "button", "aria-pressed": String(line.shown) });
-      line.value = element("span", { class: "value" });
-      button.append(swatch(line), element("span", {}, line.name || view.chart.title), line.value);
-      button.addEventListener("click", () => {
-        line.shown = !line.shown;
-        button.setAttribute("aria-pressed", String(line.shown));
-        view.plot.setSeries(at + 1, { show: line.shown });
-      });
-      view.legend.append(button);
-    });
-    point(view);
+    view.legend.replaceChildren(view.place, ...view.lines.map((line) => entry(view, line)));
+    values(view);
   }
 
-  // Writes the values under the pointer into the legend; without a pointer the last ones.
-  function point(view) {
-    if (!view.plot) return;
-    const at = view.plot.cursor.idx;
-    const x = at === null || at === undefined || view.plot.cursor.left < 0 ? null : view.plot.data[0][at];
-    view.place.textContent = x === null ? "last" : `${view.chart.along} ${number(x, 7)}`;
-    for (const line of view.lines) {
-      const place = x === null ? line.ys.findLastIndex((y) => y !== null) : nearest(line, x);
-      line.value.textContent = place < 0 ? "–" : withUnit(line.ys[place], view.chart.unit);
+  function entry(view, line) {
+    const title = "Show or hide this line";
+    const button = element("button", { type: "button", title, "aria-pressed": String(line.shown) });
+    line.value = element("span", { class: "value" });
+    button.append(swatch(line), element("span", {}, line.name || view.chart.title), line.value);
+    button.addEventListener("click", () => {
+      line.shown = !line.shown;
+      button.setAttribute("aria-pressed", String(line.shown));
+      view.tracks.forEach((track, at) => {
+        if (track.line === line) view.plot.setSeries(at + 1, { show: line.shown });
+      });
+    });
+    return button;
+  }
+
+  // Writes the values at the crosshair into the legend; without one the last ones.
+  function values(view) {
+    view.place.textContent = view.x === null ? "last" : `${view.chart.along} ${number(view.x, 7)}`;
+    for (const { line, kind, ys } of view.tracks) {
+      if (kind === "main") line.value.textContent = valueOf(view, line, ys);
     }
   }
 
-  // --- growing charts ---
+  function valueOf(view, line, ys) {
+    const at = view.x === null ? lastKnown(line) : nearest(line, view.x);
+    if (at < 0) return "–";
+    const text = `${number(line.ys[at])} ${view.chart.unit}`.trimEnd();
+    if (line.band && line.ys[at] !== null) return `${text} (${line.band[at].map((y) => number(y)).join(" to ")})`;
+    return view.settings.weight && line.ys[at] !== null ? `${text} (smoothed ${number(ys[at])})` : text;
+  }
+
+  // --- crosshair: in all charts with the same axis at once ---
+
+  function peers(view) {
+    return [...views.values()].filter((other) => other.chart.along === view.chart.along);
+  }
+
+  function cursor(view) {
+    return {
+      y: false,
+      points: { size: 7 },
+      drag: { x: true, y: false, setScale: false },
+      move: (plot, left, top) => [left < 0 ? left : plot.valToPos(plot.data[0][plot.posToIdx(left)], "x"), top],
+      dataIdx: (plot, at, index) => (at ? marked(view, plot, at, index) : index),
+      bind: { dblclick: () => () => zoom(view, null) },
+    };
+  }
+
+  // Returns the place of a line's point that is marked: the nearest with a value, since lines do not share all x.
+  function marked(view, plot, at, index) {
+    if (view.tracks[at - 1].kind !== "main") return null;
+    const ys = plot.data[at];
+    for (let off = 0; off < ys.length; off++) {
+      for (const place of [index - off, index + off]) {
+        if (ys[place] !== undefined) return place;
+      }
+    }
+    return null;
+  }
+
+  function moved(view) {
+    if (!view.plot) return;
+    const { idx, left } = view.plot.cursor;
+    view.x = left < 0 || idx === null || idx === undefined ? null : view.plot.data[0][idx];
+    values(view);
+    if (following) return;
+    following = true;
+    for (const other of peers(view)) {
+      if (other !== view) show(other, view.x);
+    }
+    following = false;
+  }
+
+  function show(view, x) {
+    const { min, max } = view.plot.scales.x;
+    const visible = x !== null && x >= min && x <= max;
+    view.plot.setCursor({ left: visible ? view.plot.valToPos(x, "x") : OUTSIDE, top: 0 });
+  }
+
+  // --- zoom ---
+
+  function selected(view) {
+    const { left, width } = view.plot.select;
+    if (!width) return;
+    const range = [left, left + width].map((at) => view.plot.posToVal(at, "x"));
+    view.plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    zoom(view, range);
+  }
+
+  function zoom(view, range) {
+    for (const other of peers(view)) {
+      other.range = range;
+      redraw(other);
+    }
+  }
+
+  // Zooms in, and shows the crosshair, as before the drawing.
+  function restore(view) {
+    const { x, range } = view;
+    if (range) view.plot.setScale("x", { min: range[0], max: range[1] });
+    if (x !== null) show(view, x);
+  }
+
+  function zoomBy(view, factor) {
+    const { min, max } = view.plot.scales.x;
+    const middle = view.x ?? (min + max) / 2;
+    zoom(view, [middle - (middle - min) * factor, middle + (max - middle) * factor]);
+  }
+
+  // --- keys ---
+
+  const KEYS = {
+    ArrowLeft: (at, by) => at - by,
+    ArrowRight: (at, by) => at + by,
+    Home: () => 0,
+    End: () => Infinity,
+  };
+
+  function pressed(view, event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key in KEYS) step(view, (at) => KEYS[event.key](at, event.shiftKey ? 10 : 1));
+    else if (event.key === "Escape") show(view, null);
+    else if (event.key === "+") zoomBy(view, 0.5);
+    else if (event.key === "-") zoomBy(view, 2);
+    else if (event.key === "0") zoom(view, null);
+    else return;
+    event.preventDefault();
+  }
+
+  function step(view, next) {
+    const xs = view.plot.data[0];
+    if (!xs.length) return;
+    const { min, max } = view.plot.scales.x;
+    let [first, last] = [0, xs.length - 1];
+    while (first < last && xs[first] < min) first += 1;
+    while (last > first && xs[last] > max) last -= 1;
+    // Without a crosshair, the first key shows the end: there are the values that are looked for.
+    const at = next(view.x === null ? last + 1 : view.plot.cursor.idx);
+    show(view, xs[Math.max(first, Math.min(at, last))]);
+    const shown = view.lines.filter((line) => line.shown);
+    const texts = shown.map((line) => `${line.name || view.chart.title} ${line.value.textContent}`);
+    view.heard.textContent = `${view.place.textContent}: ${texts.join("; ")}`;
+  }
+
+  // --- charts that grow ---
 
   function redraw(view) {
+    clearTimeout(view.waiting);
     view.waiting = 0;
     view.drawn = performance.now();
-    view.plot.setData(data(view));
-    point(view);
+    view.tracks = tracks(view);
+    view.plot.setData(data(view), !view.range);
+    restore(view);
+    values(view);
   }
 
   function later(view) {
-    if (view.waiting) return;
-    view.waiting = setTimeout(() => redraw(view), Math.max(0, view.drawn + PAUSE - performance.now()));
+    view.waiting ||= setTimeout(() => redraw(view), Math.max(0, view.drawn + PAUSE - performance.now()));
   }
 
   function add(container, chart) {
+    if (views.has(chart.name)) return;
     const figure = element("figure", { "data-chart": chart.name });
     const caption = element("figcaption");
     caption.append(element("strong", {}, chart.title), element("br"), element("span", { class: "dim" }, chart.caption));
@@ -210,34 +427,73 @@
     container.append(figure);
     const section = container.closest("section");
     if (section) section.hidden = false;
-    views.set(chart.name, View(figure, chart));
+    newView(figure, { lines: [], ...chart });
   }
 
   function append(name, lineName, points) {
     const view = views.get(name);
     if (!view) return;
-    let line = view.lines.find((known) => known.name === lineName);
-    if (!line) {
-      line = Line(lineName, view.lines.length);
+    let line = view.lines.find((other) => other.name === lineName);
+    const isNew = !line;
+    if (isNew) {
+      line = newLine(view.lines.length, { name: lineName });
       view.lines.push(line);
-      extend(line, points);
-      build(view);
-    } else extend(line, points);
-    later(view);
+    }
+    extend(line, points);
+    const caption = view.figure.querySelector("figcaption .dim");
+    if (caption) caption.textContent = span(view.lines.flatMap((each) => each.ys), view.chart.unit);
+    if (isNew) build(view);
+    else later(view);
+  }
+
+  // --- controls of a container's charts ---
+
+  function settingsOf(container) {
+    if (!settings.has(container)) settings.set(container, { weight: 0, log: false });
+    return settings.get(container);
+  }
+
+  function rebuild(container) {
+    for (const view of views.values()) {
+      if (view.figure.parentElement === container) build(view);
+    }
+  }
+
+  function controls(container) {
+    const chosen = settingsOf(container);
+    const slider = element("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0" });
+    const weight = element("output", {}, "0");
+    const log = element("input", { type: "checkbox" });
+    slider.addEventListener("input", () => {
+      chosen.weight = Number(slider.value);
+      weight.textContent = slider.value;
+      rebuild(container);
+    });
+    log.addEventListener("change", () => {
+      chosen.log = log.checked;
+      rebuild(container);
+    });
+    const bar = element("div", { class: "chart-controls" });
+    const [smoothing, scale] = [element("label", {}, "Smoothing "), element("label")];
+    smoothing.append(slider, weight);
+    scale.append(log, " Logarithmic");
+    bar.append(smoothing, scale, element("span", { class: "dim" }, "Drag to zoom in, double-click to zoom out."));
+    container.before(bar);
   }
 
   // --- the page ---
 
-  dark.addEventListener("change", () => {
-    for (const view of views.values()) view.plot.redraw(false);
-  });
-
   window.labctl = window.labctl || {};
   window.labctl.charts = { add, append, number };
 
+  dark.addEventListener("change", () => {
+    for (const view of views.values()) view.plot.redraw(false);
+  });
+  for (const container of document.querySelectorAll(".charts[data-controls]")) controls(container);
   const block = document.getElementById("charts");
-  for (const chart of block ? JSON.parse(block.textContent) : []) {
-    const figure = [...document.querySelectorAll("figure[data-chart]")].find((each) => each.dataset.chart === chart.name);
-    if (figure) views.set(chart.name, View(figure, chart));
+  const charts = new Map((block ? JSON.parse(block.textContent) : []).map((chart) => [chart.name, chart]));
+  for (const figure of document.querySelectorAll("figure[data-chart]")) {
+    const chart = charts.get(figure.dataset.chart);
+    if (chart) newView(figure, chart);
   }
 })();

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import records
 
 from labctl.errors import ConfigError
-from labctl.model import Metric, Reduce
+from labctl.model import Metric, Reduce, Result
 from labctl.records import note, store
 from labctl.records.metrics import Sample
-from labctl.reports import curves, runs, samples
+from labctl.reports import curves, page, runs, samples
 from labctl.reports.runs import Report
 from labctl.runs import compare
+from labctl.ui import site
 
 FIRST, SECOND = "20261125-203600-opt-tiny-0d07", "20261125-203700-opt-tiny-1e18"
+THIRD = "20261125-203800-opt-tiny-2f29"
 LOSSES = [8 - step / 25 for step in range(40)]
 BROKEN = "RuntimeError: <script>alert(1)</script> & more"
 
@@ -228,6 +233,141 @@ def test_a_name_in_the_data_of_charts_cannot_end_it(tmp_path: Path, name: str) -
     data = curves.as_data(curves.of_lines(name, [line], "step", name))
     assert not set(data) & set("<>&\u2028\u2029")
     assert json.loads(data)[0]["lines"][0]["name"] == name
+
+
+SERVED = {"site": SimpleNamespace(root="/TOKEN", lab="demo"), "here": "/"}
+"""Data of a served page that is not of its runs."""
+
+
+def served(lab: Path, *results: Result) -> str:
+    """Return the served page of these runs of the lab."""
+    content = runs.served(lab, [compare.read(lab, result) for result in results], "/TOKEN")
+    return page.render("runs.html.j2", Path(site.__file__).parent / "pages", **SERVED, **content)
+
+
+def read(lab: Path, run_id: str) -> Result:
+    """Return a run's result."""
+    result = store.read_result(lab, run_id)
+    assert result
+    return result
+
+
+def test_a_served_page_is_the_written_one_with_links_to_the_server(tmp_path: Path) -> None:
+    """Serve a run: data and text are those of its report, scripts and files have addresses, nothing is drawn."""
+    path = records.write(tmp_path, FIRST, losses=LOSSES, throughput=24.8, log="the last line\n")
+    sampled(path, devices=2)
+    html, written = served(tmp_path, read(tmp_path, FIRST)), report(tmp_path, FIRST).html
+    assert chart_data(html) == chart_data(written)
+    assert re.findall("<h2>.*</h2>", html) == re.findall("<h2>.*</h2>", written)
+    assert re.findall('<script src="([^"]+)"></script>', html) == [
+        "/TOKEN/static/uplot.js", "/TOKEN/static/charts.js"
+    ]  # fmt: skip
+    assert f'href="/TOKEN/run/{FIRST}/files/output.log"' in html
+    assert "<svg" in written
+    assert "<svg" not in html
+    assert "<script>" not in html
+
+
+def test_a_served_page_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve a run where matplotlib cannot be imported: the page has its charts, a report fails."""
+    records.write(tmp_path, FIRST, losses=LOSSES)
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert 'data-chart="loss"' in served(tmp_path, read(tmp_path, FIRST))
+    with pytest.raises(ImportError):
+        report(tmp_path, FIRST)
+
+
+def test_the_page_of_a_run_under_way_claims_no_end(tmp_path: Path) -> None:
+    """Serve a run with a provisional result: its state is a word, no cause and criteria; charts may still come."""
+    records.write(tmp_path, FIRST, losses=LOSSES)
+    provisional = replace(read(tmp_path, FIRST), verdict=runs.RUNNING, message="", checks=())
+    html = served(tmp_path, provisional)
+    assert '<header class="running">' in html
+    assert '<span class="status running">RUNNING</span>' in html
+    assert "Nothing was printed yet." in html
+    assert "at the end" not in html
+    assert "Lines with the cause" not in html
+    assert '<div class="charts" id="curves" data-controls>' in html
+    assert re.search('<section hidden>\\n<h2>Machine</h2>\\n<div class="charts" id="machine">', html)
+    assert "<h2>Machine</h2>" not in served(tmp_path, read(tmp_path, FIRST))
+
+
+def test_a_page_of_the_site_replaces_parts_of_the_page_of_a_run(tmp_path: Path) -> None:
+    """Extend the template: controls in the header, figures of now, and another log are where they belong."""
+    records.write(tmp_path, FIRST, log="the last line\n")
+    own = "{% extends 'runs.html.j2' %}{% block controls %}STOP{% endblock %}{% block now %}NOW{% endblock %}"
+    (tmp_path / "own.html.j2").write_text(own + "{% block log %}LOG{% endblock %}")
+    content = runs.served(tmp_path, [compare.read(tmp_path, read(tmp_path, FIRST))], "/TOKEN")
+    html = page.render("own.html.j2", tmp_path, Path(site.__file__).parent / "pages", **SERVED, **content)
+    assert re.search("STOP\\s*</header>.*<main>\\s*NOW.*LOG.*<h2>Environment", html, re.DOTALL)
+    assert "the last line" not in html
+
+
+def test_a_run_has_the_same_color_in_all_charts_and_each_line_other_dashes(tmp_path: Path) -> None:
+    """Compare three runs, of which the first has no samples: color by run, dashes by line."""
+    for number, run_id in enumerate((FIRST, SECOND, THIRD)):
+        path = records.write(tmp_path, run_id, losses=LOSSES, arguments=("--lr", str(number)))
+        if number:
+            sampled(path, devices=2)
+    loss, _, cpu, devices = chart_data(served(tmp_path, *(read(tmp_path, run_id) for run_id in (FIRST, SECOND, THIRD))))
+    assert {line["name"]: (line["color"], line["dash"]) for line in loss["lines"]} == {
+        "A": (0, 0), "B": (1, 1), "C": (2, 2)
+    }  # fmt: skip
+    assert {line["name"]: (line["color"], line["dash"]) for line in cpu["lines"]} == {
+        "B worker-0": (1, 1), "C worker-0": (2, 2)
+    }  # fmt: skip
+    assert [line["color"] for line in devices["lines"]] == [1, 1, 2, 2]
+    assert len({line["dash"] for line in devices["lines"]}) == 4
+
+
+def test_a_spike_and_a_gap_stay_in_a_thinned_line() -> None:
+    """Thin 100,000 points with one high, one low and a part without values: few points, with all three."""
+    values: list[float | None] = [1.0] * 100_000
+    values[31_415], values[62_831] = 9.0, -9.0
+    values[50_000:50_600] = [None] * 600
+    line = curves.Line(name="", points=[(float(step), value) for step, value in enumerate(values)])
+    (chart,) = curves.of_lines("loss", [line], "step", "")
+    points = curves.thinned(chart).lines[0].points
+    assert {(31_415.0, 9.0), (62_831.0, -9.0)} < set(points)
+    assert len(points) <= 2 * curves.PARTS
+    assert [value for step, value in points if 50_200 <= step < 50_400] == [None]
+
+
+def test_a_line_that_stands_for_several_has_the_range_of_their_values() -> None:
+    """Thin a line with three values of each second: the median, in a band of all; a second without any is a gap."""
+    points = [(float(second), value) for second in range(3) for value in (1.0, 2.0, 7.0)]
+    chart = curves.Chart(
+        name="cpu", title="cpu", caption="", along="seconds", unit="%",
+        lines=(curves.Line(name="all", points=[*points, (3.0, None), (3.0, None)]),),
+    )  # fmt: skip
+    (line,) = curves.thinned(chart).lines
+    assert line.points == [(0.0, 2.0), (1.0, 2.0), (2.0, 2.0), (3.0, None)]
+    assert line.band == [(1.0, 7.0)] * 3 + [(None, None)]
+
+
+def test_charts_of_one_page_have_different_names() -> None:
+    """Name charts whose titles give the same name, or none: each has its own."""
+    line = curves.Line(name="", points=[(1.0, 2.0), (2.0, 3.0)])
+    made = [curves.of_lines(title, [line], "step", "")[0] for title in ("gpu load", "gpu_load", "<>", "gpu-load")]
+    assert [chart.name for chart in curves.named_apart(made)] == ["gpu-load", "gpu-load-2", "chart", "gpu-load-3"]
+
+
+def test_ranks_of_a_long_run_are_timed_by_their_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time ranks whose logs are longer than what is read: by the ends of logs and times, which belong together."""
+    path = records.write(tmp_path, FIRST, ranks=[{"rank": rank, "node": "worker-0"} for rank in (0, 1)])
+    (path / "ranks").mkdir()
+    times = []
+    for rank in (0, 1):
+        (path / f"ranks/rank-{rank}.log").write_text("".join(f"step {step}/1000\n" for step in range(1000)))
+    for step in range(1000):
+        times += [f"{1000 + step * (1 if step < 500 else 3) * (1 + rank)} {rank}\n" for rank in (0, 1)]
+    (path / "output.times").write_text("".join(times))
+    monkeypatch.setattr(runs, "RANKS_TAIL", 4000)
+    means, unit = runs.rank_times(tmp_path, read(tmp_path, FIRST))
+    assert means == pytest.approx({0: 3, 1: 6})
+    assert unit == "s/step"
 
 
 def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path: Path) -> None:
