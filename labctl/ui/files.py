@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -70,7 +70,7 @@ def answer(site: Site, run_id: str, path: str) -> Response:
     title, folder = "/".join(parts), root.joinpath(*parts)
     entries, others = listed(root, parts)
     here = f"{base}/files/" + "".join(f"{quote(part)}/" for part in parts)
-    values = {"title": title, "above": above, "base": here, "folder": folder, "entries": entries, "others": others}
+    values: dict[str, Any] = {"title": title, "above": above, "base": here, "folder": folder, "entries": entries, "others": others}
     return site.page("folder.html.j2", here="", run_id=run_id, **values)
 
 

@@ -1,0 +1,226 @@
+"""Curves of a run under way as they grow: new points of its metrics, and of its nodes' samples."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean
+
+import msgspec
+from msgspec import Struct
+
+from labctl.model import Job
+from labctl.records import samples, store
+from labctl.records.metrics import Sample, finite
+from labctl.reports.curves import MOST, Axis, Chart, Line, name_of, thinned
+from labctl.system import files
+from labctl.system.decode import decode
+
+ROWS = 20_000
+"""Rows of samples that a node is asked for at once."""
+ALL = "all"
+"""Name of the line that stands for all nodes of a run with many."""
+LARGEST = 8 << 20
+"""Bytes of a file that are read at once."""
+STEP_TIME = "time of a step"
+MACHINE = "machine"
+"""Kind of the charts of nodes' samples."""
+
+
+class Table:
+    """Samples of a node: a file to which new rows are added, and the last ones."""
+
+    def __init__(self, node: str, file: Path) -> None:
+        """Begin without rows."""
+        self.node, self.file = node, file
+        self._count = 0
+        self.head = ""
+        self._last = deque[str](maxlen=samples.RECENT)
+
+    @property
+    def last(self) -> str:
+        """Return the header and the last rows."""
+        return "\n".join((self.head, *list(self._last)))
+
+    def rest(self, job: Job) -> tuple[str, ...]:
+        """Return a shell command that prints the rows that are new, the first time with the header, and a full stop."""
+        script = 'tail -n "+$2" "$1" | head -n "$3"; echo .'
+        file = f"{job.directory}/samples/{self.node}.csv"
+        return ("sh", "-c", script, "sh", file, str(self._count + 1), str(ROWS))
+
+    def add(self, printed: str) -> None:
+        """Add the rows that the command printed; the last one, if it was not whole, comes again."""
+        rows = printed.rstrip("\n").split("\n")[:-1]
+        with self.file.open("a", encoding="utf-8") as stream:
+            stream.write("".join(f"{row}\n" for row in rows))
+        self._count += len(rows)
+        if rows and not self.head:
+            self.head, *rows = rows
+        self._last.extend(rows)
+
+
+class NewPoints(Struct, frozen=True):
+    """Points to add to a line of a chart."""
+
+    chart: str
+    line: str
+    points: Sequence[tuple[float, float | None]]
+
+
+class Growth:
+    """Charts that have appeared; each point of a run goes to one of them."""
+
+    def __init__(self) -> None:
+        self.charts: dict[tuple[str, str], Chart] = {}
+        """By kind and title."""
+
+    def chart(self, kind: str, title: str, along: Axis, unit: str) -> Chart:
+        """Return the chart of this kind and title; a new one with a number in its name if that is taken."""
+        if (kind, title) not in self.charts:
+            name = name_of(title)
+            taken = sum(name == other.name for other in self.charts.values())
+            name = f"{name}-2" if taken else name
+            self.charts[kind, title] = Chart(name=name, title=title, caption="", along=along, unit=unit, lines=())
+        return self.charts[kind, title]
+
+    def section(self, chart: Chart) -> str:
+        """Return the section of the page in which a chart is."""
+        return "machine" if self.charts.get((MACHINE, chart.title)) is chart else "curves"
+
+
+class Batch:
+    """Points that are new: several of a line at one place are one, their mean."""
+
+    def __init__(self) -> None:
+        self.charts: dict[str, Chart] = {}
+        self._values: dict[tuple[str, str], dict[float, list[float]]] = {}
+
+    def add(self, chart: Chart, line: str, x: float, y: float | None) -> None:
+        """Add a point; y is None if it is unknown."""
+        self.charts[chart.name] = chart
+        at = self._values.setdefault((chart.name, line), {}).setdefault(x, [])
+        if y is not None:
+            at.append(y)
+
+    def points(self) -> list[NewPoints]:
+        """Return the points of each line by ascending x; many are thinned."""
+        return [NewPoints(*key, self._thinned(*key, values)) for key, values in self._values.items()]
+
+    def _thinned(self, chart: str, line: str, values: dict[float, list[float]]) -> Sequence[tuple[float, float | None]]:
+        """Return the means of values by place, thinned."""
+        points = [(x, mean(ys) if ys else None) for x, ys in sorted(values.items())]
+        drawn = msgspec.structs.replace(self.charts[chart], lines=(Line(name=line, points=points),))
+        return thinned(drawn).lines[0].points
+
+
+def lines_behind(file: Path, offset: int) -> tuple[list[bytes], int]:
+    """Return the whole lines of a file from an offset on, at most LARGEST bytes, and the offset behind them."""
+    try:
+        with files.open_regular(file) as stream:
+            stream.seek(offset)
+            content = stream.read(LARGEST)
+    except OSError:
+        return [], offset
+    whole = content[: content.rfind(b"\n") + 1]
+    return whole.splitlines(), offset + len(whole)
+
+
+# --- metrics -------------------------------------------------------------------------------------------------
+
+
+class Metrics:
+    """Reader of the metrics of a run, from its record's file."""
+
+    def __init__(self, growth: Growth, job: Job) -> None:
+        """Begin without samples."""
+        self._growth = growth
+        self._units = {metric.name: metric.unit for metric in job.workload.metrics}
+        self._timed = ""
+        """Metric by which steps are timed: the first with steps and times."""
+        self._step, self._at = 0, 0.0
+
+    def read(self, folder: Path, offset: int, batch: Batch) -> int:
+        """Add the points of samples that are new to a batch; return the offset behind them."""
+        lines, end = lines_behind(folder / store.METRICS, offset)
+        for line in lines:
+            sample = decode(line, Sample)
+            along: Axis = "seconds" if sample.step is None else "step"
+            chart = self._growth.chart("metric", sample.metric, along, self._units.get(sample.metric, ""))
+            x = sample.step if chart.along == "step" else sample.seconds
+            if x is not None:
+                batch.add(chart, "", x, sample.value)
+            self._time(sample, batch)
+        return end
+
+    def _time(self, sample: Sample, batch: Batch) -> None:
+        """Add the time of a step, between two samples of the metric by which steps are timed."""
+        if sample.step is None or sample.seconds is None:
+            return
+        self._timed = self._timed or sample.metric
+        if sample.metric != self._timed or sample.step <= self._step:
+            return
+        if self._step:
+            chart = self._growth.chart("step", STEP_TIME, "step", "s")
+            batch.add(chart, "", sample.step, (sample.seconds - self._at) / (sample.step - self._step))
+        self._step, self._at = sample.step, sample.seconds
+
+
+# --- samples of nodes ----------------------------------------------------------------------------------------
+
+
+class Column(Struct, frozen=True):
+    """A column of a table of samples: a quantity of the node, or of one of its devices."""
+
+    place: int
+    title: str
+    unit: str
+    device: str
+
+
+def read_samples(growth: Growth, tables: Sequence[Table], offsets: list[int], batch: Batch) -> None:
+    """Add the points of samples that are new to a batch, and move the offset of each node behind them."""
+    for number, table in enumerate(tables):
+        lines, offsets[number] = lines_behind(table.file, offsets[number])
+        rows = list(csv.reader(line.decode("utf-8", "replace") for line in lines))
+        columns = list(_columns(table.head))
+        devices = Counter(column.title for column in columns)
+        for column in columns:
+            line = _line_of(table.node, column.device, len(tables), devices[column.title])
+            _add_column(growth, column, line, rows, batch)
+
+
+def _columns(head: str) -> Iterator[Column]:
+    """Yield the columns of a table that have a quantity and a unit."""
+    for place, name in enumerate(next(csv.reader([head]), [])):
+        if place and (match := samples.COLUMN.fullmatch(name)):
+            device = (match["device"] or "").strip()
+            yield Column(place, f"device {match['what']}" if device else match["what"], match["unit"], device)
+
+
+def _line_of(node: str, device: str, nodes: int, devices: int) -> str:
+    """Return the name of a line: of a device or a node, or ``all`` if a chart would have more lines than MOST."""
+    if nodes * devices <= MOST:
+        return f"{node} {device}".rstrip()
+    return node if nodes <= MOST else ALL
+
+
+def _add_column(growth: Growth, column: Column, line: str, rows: Sequence[Sequence[str]], batch: Batch) -> None:
+    """Add the points of a column; none as long as it was always zero."""
+    points = [(_number(row[0]), _number(row[column.place])) for row in rows if len(row) > column.place]
+    key = (MACHINE, column.title)
+    if key not in growth.charts and not any(value for at, value in points if at is not None):
+        return
+    chart = growth.chart(*key, "seconds", column.unit)
+    for at, value in points:
+        if at is not None:
+            batch.add(chart, line, round(at) if line == ALL else at, value)
+
+
+def _number(cell: str) -> float | None:
+    """Return the finite number in a cell; None for anything else."""
+    try:
+        return finite(float(cell))[0]
+    except ValueError:
+        return None

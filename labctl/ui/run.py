@@ -1,0 +1,161 @@
+"""The page of a run, live while it is under way, and what a person does to it there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from labctl import flows
+from labctl.errors import ConfigError
+from labctl.jobs.job import GRACE
+from labctl.model import Result
+from labctl.records import store
+from labctl.reports import runs as reports
+from labctl.runs import compare
+from labctl.system.decode import decode
+from labctl.ui import events, files, log
+from labctl.ui.site import Site, as_json
+from labctl.ui.watch import Watches
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import BaseRoute
+
+LINES = 300
+"""Lines of a window of the log unless a page asks for fewer or more."""
+
+
+class NoteText(Struct, frozen=True):
+    """Text of a note that a page sends."""
+
+    text: str
+
+
+def routes(site: Site) -> list[BaseRoute]:
+    """Return the addresses of a run."""
+    from starlette.responses import RedirectResponse, StreamingResponse
+    from starlette.routing import Route
+
+    watches = Watches(site.context)
+
+    def page(request: Request) -> Response:
+        """Return the page; of a run that is named otherwise than by its id, the way there."""
+        run_id = found(request)
+        if run_id != request.path_params["run"]:
+            return RedirectResponse(f"{site.root}/run/{quote(run_id)}")
+        return site.page("run.html.j2", **content(site, run_id))
+
+    async def follow(request: Request) -> Response:
+        """Return the events of a run under way, behind those that have come."""
+        run_id = found(request)
+        store.load_job(site.directory, run_id)
+        place = request.headers.get("last-event-id") or request.query_params.get("place", "")
+        return StreamingResponse(events.stream(watches, run_id, place), media_type="text/event-stream")
+
+    def lines(request: Request) -> Response:
+        """Return a window of the log, or the lines with a text."""
+        return as_json(asked_lines(watches, found(request), request.query_params))
+
+    def stop(request: Request) -> Response:
+        """Stop the run; answer when it has ended."""
+        return as_json({"verdict": flows.stop(site.context, found(request), GRACE).verdict})
+
+    def stacks(request: Request) -> Response:
+        """Tell what the ranks wait for."""
+        return as_json(flows.stacks(site.context, found(request)))
+
+    async def note(request: Request) -> Response:
+        """Keep a note on the run."""
+        from anyio.to_thread import run_sync
+
+        text = noted(await request.body())
+        return as_json(await run_sync(flows.note, site.context, found(request), text))
+
+    def found(request: Request) -> str:
+        """Return the id of the run that an address names. ConfigError if there is none."""
+        return store.find(site.directory, request.path_params["run"])
+
+    return [
+        Route("/run/{run}", page),
+        Route("/run/{run}/events", follow),
+        Route("/run/{run}/log", lines),
+        Route("/run/{run}/stop", stop, methods=["POST"]),
+        Route("/run/{run}/stacks", stacks, methods=["POST"]),
+        Route("/run/{run}/note", note, methods=["POST"]),
+        *files.routes(site),
+    ]
+
+
+def content(site: Site, run_id: str) -> dict[str, Any]:
+    """Return what the page of a run shows; without a result it is one of a run under way."""
+    shown = store.read(site.directory, run_id)
+    result = shown.result or provisional(site, shown.summary)
+    recorded = compare.read(site.directory, result)
+    entries, _ = files.listed(store.directory(site.directory, run_id), ())
+    return {
+        **reports.served(site.directory, [recorded], site.root),
+        "run_id": run_id,
+        "note": shown.summary.note,
+        "running": not shown.result,
+        "entries": entries,
+        "grace": GRACE,
+        "here": "/run",
+    }
+
+
+def provisional(site: Site, summary: store.RunSummary) -> Result:
+    """Return the result of a run that has none yet."""
+    return Result(
+        run_id=summary.run_id,
+        workload=summary.workload or "unknown",
+        launcher="",
+        lab=site.lab,
+        verdict=reports.RUNNING,
+        cause=None,
+        message="",
+        exit_code=0,
+        started=summary.started or "",
+        seconds=summary.age or 0,
+    )
+
+
+def noted(body: bytes) -> str:
+    """Return the text of a note that a page sends. ConfigError if it is none."""
+    try:
+        return decode(body, NoteText).text
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"no note: {error}", hint='send {"text": "..."}') from error
+
+
+def asked_lines(watches: Watches, run_id: str, asked: Any) -> log.Window | log.Hits:
+    """Return the lines of a log that a page asks for: ``search``, ``begin`` and ``after``, or ``end`` and ``before``.
+
+    ConfigError for a number that is none.
+    """
+    folder, rank = watches.folder(run_id), _number(asked, "rank")
+    if text := asked.get("search"):
+        return log.search(folder, text, rank)
+    begin = _number(asked, "begin")
+    if begin is not None:
+        return log.after(folder, begin, _count(asked, "after"), rank)
+    return log.before(folder, _number(asked, "end"), _count(asked, "before"), rank)
+
+
+def _count(asked: Any, name: str) -> int:
+    """Return a number of lines, from 1 to MOST_LINES."""
+    number = _number(asked, name)
+    return max(1, min(LINES if number is None else number, log.MOST_LINES))
+
+
+def _number(asked: Any, name: str) -> int | None:
+    """Return a parameter as a number; None without it. ConfigError if it is none."""
+    text = asked.get(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise ConfigError(f"`{name}` is no number", hint=f"{name}=100")
+    return int(text)
