@@ -205,9 +205,10 @@ def _without_packages(facts: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in facts.items() if not key.startswith(PACKAGE)}
 
 
-def _is_unset(setting: Mapping[str, str]) -> bool:
-    """Tell if a recorded setting is a secret without a value."""
-    return sounds_secret(setting["key"]) and setting["value"] == "unset"
+def _settings(path: Path) -> dict[str, str]:
+    """Return the recorded settings of a run, without secrets that have no value."""
+    settings = store.settings(path)
+    return {key: value for key, value in settings.items() if not (sounds_secret(key) and value == "unset")}
 
 
 def redact_fact(name: str, value: str) -> str:
@@ -240,10 +241,39 @@ def _letter(number: int) -> str:
 # --- facts ---------------------------------------------------------------------------------------------------
 
 
+class _Given(Struct, frozen=True):
+    """Parts of ``job.json`` by which a run can be searched."""
+
+    launcher: str = ""
+    rank_argv: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    nodes: tuple[store.NamedNode, ...] = ()
+    request: dict[str, Any] | None = None
+
+
+def parameters(path: Path) -> dict[str, str]:
+    """Return launcher, number of nodes, options, settings and arguments of a recorded run, without empty ones.
+
+    Secrets are redacted. Unlike facts they are only what a person chose, and are quick to read.
+    """
+    given = store.decode(path / "job.json", _Given) or _Given()
+    options = (given.request or {}).get("options") or {}
+    words = [word for word, _ in redaction.redacted(given.rank_argv)]
+    found = {
+        "launcher": given.launcher,
+        "nodes": str(len(given.nodes)),
+        **dict(_flat("", {key: value for key, value in options.items() if not isinstance(value, list)})),
+        **dict(_flat("deepspeed", _document(path / "ds_config.json"))),
+        **_settings(path),
+        **given.environment,
+        **_options(words),
+    }
+    return {name: text for name, text in redacted(found).items() if text}
+
+
 def _facts(path: Path, result: Result) -> dict[str, str]:
     """Return a run's non-empty facts from its record (arguments, settings, versions, nodes, code), its id as RUN."""
     job, versions = _mapping(path / "job.json"), _mapping(path / "versions.json")
-    settings, config = _document(path / "settings.json"), _document(path / "ds_config.json")
     workload = store.workload(path)
     facts = {
         "workload": result.workload,
@@ -252,9 +282,9 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
         "nodes": ", ".join(f"{node['name']} slots={node['slots']}" for node in job.get("nodes", ())),
         **_options(job.get("rank_argv", ())),
         **dict(_flat("environment", job.get("environment", {}))),
-        **dict(_flat("deepspeed", config)),
+        **dict(_flat("deepspeed", _document(path / "ds_config.json"))),
+        **_settings(path),
     }
-    facts |= {row["key"]: row["value"] for row in settings or () if not _is_unset(row)}
     facts |= _origin(versions, _copied(path.parents[1], workload.project))
     facts |= {f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()}
     start = workload.project.work if workload.project else "."

@@ -246,12 +246,18 @@ def listing(backend: Backend, limit: int | None = None) -> tuple[store.RunSummar
     unjudged = store.unjudged(directory)
     if not unjudged:
         return store.listing(directory, limit)
+    return store.listing(directory, limit, judge_ended(backend, unjudged))
+
+
+def judge_ended(backend: Backend, unjudged: Iterable[str]) -> Mapping[str, ActiveRun]:
+    """Judge those of these runs that have ended, close those whose containers are gone; return the active runs."""
+    directory = backend.context.directory
     free = [run_id for run_id in unjudged if not filelock.is_held(store.lock(directory, run_id))]
     active = backend.active()
     for run_id in free:
         with suppress(HostError):
             _judge_ended(backend, run_id, store.state(directory, run_id, active))
-    return store.listing(directory, limit, active)
+    return active
 
 
 def _judge_ended(backend: Backend, run_id: str, state: str) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from labctl import flows
+import msgspec
+from msgspec import Struct
+
+from labctl.errors import LabError
+from labctl.runs import judge, opening
+from labctl.ui.index import Index
 from labctl.ui.site import Site, as_json
 
 if TYPE_CHECKING:
@@ -12,17 +20,106 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
+INTERVAL = 2
+"""Seconds between two looks at the runs, by all open pages together."""
+SHORT = 0.2
+"""Seconds that a page waits for the look of another at least."""
+
+
+class Matching(Struct, frozen=True):
+    """Ids of the runs with settings and arguments that were asked for, the latest first."""
+
+    runs: list[str]
+
 
 def routes(site: Site) -> list[BaseRoute]:
     """Return the addresses of the list of runs."""
+    from starlette.background import BackgroundTask
+    from starlette.responses import StreamingResponse
     from starlette.routing import Route
+
+    watch = Watch(site)
 
     def page(_: Request) -> Response:
         """Return the page."""
         return site.page("list.html.j2", here="/")
 
-    def rows(_: Request) -> Response:
-        """Return the rows of the list."""
-        return as_json(flows.runs(site.context))
+    def rows(request: Request) -> Response:
+        """Return the rows of the latest ``limit`` runs, or of all; for settings the ids of the runs with them."""
+        if terms := request.query_params.getlist("setting"):
+            return as_json(Matching(watch.index.matching(terms)))
+        limit = whole(request.query_params.get("limit"))
+        answer = as_json(watch.index.latest(limit))
+        if limit is None:
+            # The first filter by a setting finds them in memory.
+            answer.background = BackgroundTask(watch.index.read_parameters)
+        return answer
 
-    return [Route("/", page), Route("/runs.json", rows)]
+    async def events(request: Request) -> Response:
+        """Stream the rows that change, those since the last event or the rows of the page first."""
+        last = request.headers.get("last-event-id") or request.query_params.get("since")
+        return StreamingResponse(changes(watch, whole(last) or 0), media_type="text/event-stream")
+
+    return [Route("/", page), Route("/runs.json", rows), Route("/events", events)]
+
+
+class Watch:
+    """Rows of the runs, which all open pages look at together."""
+
+    def __init__(self, site: Site) -> None:
+        self.index = Index(site.directory)
+        self._context = site.context
+        self._looking = threading.Lock()
+        self._looked = 0.0
+
+    def look(self) -> None:
+        """Read what has changed, unless another page does, or did within INTERVAL; judge runs that have ended."""
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            if time.monotonic() >= self._looked + INTERVAL:
+                self._look()
+                self._looked = time.monotonic()
+        finally:
+            self._looking.release()
+
+    def pause(self) -> float:
+        """Return the seconds until the next look, or until that of another page may have ended."""
+        return max(SHORT, self._looked + INTERVAL - time.monotonic())
+
+    def _look(self) -> None:
+        """Read what has changed, and ask the nodes for runs without a result, as `labctl runs` does."""
+        self.index.latest()
+        # Those that are launched meanwhile are not taken for lost ones.
+        if not (unjudged := self.index.without_result()):
+            return
+        try:
+            with opening.connected(self._context, demand=False) as backend:
+                self.index.keep_states(unjudged, judge.judge_ended(backend, unjudged))
+        except LabError:
+            self.index.keep_states((), {})
+
+
+async def changes(watch: Watch, since: int) -> AsyncIterator[bytes]:
+    """Yield the rows that change after a change, as server-sent events, until the page is closed."""
+    import anyio
+    from anyio import to_thread
+
+    while True:
+        # A look that judges a run may take long: it goes on when the page is closed.
+        await to_thread.run_sync(watch.look, abandon_on_cancel=True)
+        rows = watch.index.since(since)
+        if rows.runs or rows.removed:
+            since = rows.change
+            yield event("runs", rows, since)
+        await anyio.sleep(watch.pause())
+
+
+def event(name: str, data: object, number: int) -> bytes:
+    """Return a server-sent event with its number as id."""
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (number, name.encode(), msgspec.json.encode(data))
+
+
+def whole(text: str | None) -> int | None:
+    """Return a whole number of a query; None if it is none."""
+    return int(text) if text and text.isascii() and text.isdigit() else None
