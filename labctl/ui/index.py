@@ -202,7 +202,7 @@ def _row(run: RunSummary, short: str) -> Row:
         value=_number(metric),
         unit=sys.intern(str(metric.get("unit", ""))),
         nodes=tuple(map(sys.intern, run.nodes)),
-        note=getattr(run, "note", ""),
+        note=run.note,
     )
 
 
