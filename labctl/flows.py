@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from labctl.backends.docker.compose.devcontainer import DevcontainerFile
     from labctl.backends.docker.compose.render import RenderedFiles
     from labctl.backends.docker.lab.devices import EffectiveSettings
+    from labctl.backends.docker.lab.machine import OwnLab
     from labctl.backends.kubernetes.importing import ImportedJob
     from labctl.backends.kubernetes.lab import Submitted
     from labctl.backends.kubernetes.render import Kustomized, Manifests
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from labctl.runs.fitting import Hardware
     from labctl.runs.freeze import FrozenLab, Verification
     from labctl.runs.health import HealthReport
+    from labctl.runs.labs import LabNow
     from labctl.runs.prune import PrunedRuns
     from labctl.runs.spread import RepeatedRuns
     from labctl.runs.start import Ask
@@ -204,6 +206,22 @@ def status(context: Context) -> LabStatus:
 
     with backends.connect(context, named_settings(context), demand=False) as backend:
         return labs.status(backend)
+
+
+def look(context: Context) -> LabNow:
+    """Return the lab's status, with samples of nodes and hangs of the runs under way; nothing is judged."""
+    from labctl import backends
+    from labctl.runs import labs
+
+    with backends.connect(context, named_settings(context), demand=False) as backend:
+        return labs.look(backend)
+
+
+def own_labs() -> tuple[OwnLab, ...]:
+    """Return the caller's labs that have containers on this machine, of whatever directory."""
+    from labctl.backends.docker.lab import machine
+
+    return machine.own_labs()
 
 
 def health(

@@ -48,6 +48,8 @@ class Kept(Struct, frozen=True, kw_only=True):
     last: Snapshot
     level: Level
     good: Snapshot | None = None
+    wrong: tuple[Condition, ...] = ()
+    """Answers of the latest verdict that are bad or a remark."""
 
 
 class HostHealth(Struct, frozen=True, kw_only=True):
@@ -266,18 +268,18 @@ def nodes_of(lab: Lab, verdict: HostHealth, condition: Condition) -> tuple[str, 
     """
     members = [node for node in lab.nodes if node.host == verdict.host]
     for node in members:
-        if any(_concerns(condition, device) for device in node.devices.devices):
+        if any(concerns(condition, device) for device in node.devices.devices):
             return (node.name,)
     used = {device.id for node in members for device in node.devices.devices}
     present = [device for host in lab.hosts if host.name == verdict.host for device in host.devices]
     left = [device for device in present if device.id not in used]
     if not used or not _is_of_device(lab, present, condition):
         return verdict.nodes
-    is_left = any(_concerns(condition, device) for device in left)
+    is_left = any(concerns(condition, device) for device in left)
     return () if is_left or len(left) >= len(members) else verdict.nodes
 
 
-def _concerns(condition: Condition, device: Device) -> bool:
+def concerns(condition: Condition, device: Device) -> bool:
     """Tell if a condition is about a device: its item has the PCI address, or is such as ``GPU 2`` or ``GPU 2 port 3``.
 
     Items of other hardware have numbers too.
@@ -336,7 +338,7 @@ def keep(directory: Path, snapshots: Mapping[str, Snapshot], verdicts: Iterable[
         good = before.good if before else None
         if verdict.level == "ok" or (verdict.level == "remark" and full):
             good = _completed(now, good, full=full)
-        kept = Kept(last=now, level=verdict.level, good=good)
+        kept = Kept(last=now, level=verdict.level, good=good, wrong=verdict.wrong)
         files.write(directory / FOLDER / f"{verdict.host}.json", msgspec.json.encode(kept).decode())
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -21,14 +22,20 @@ from labctl.batches.bisect import Diagnosis, Group, Outcome, Steps, Stopped
 from labctl.batches.evidence import CONFIRMATIONS, PAUSE
 from labctl.batches.record import Batch, BatchJob
 from labctl.config import inventory
+from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.jobs import job
 from labctl.jobs.request import RunOptions
 from labctl.model import Lab, Metric, Workload
 from labctl.runs import health
-from labctl.system import files, human
+from labctl.system import filelock, files, human
+from labctl.system.decode import decode
 from labctl.system.load import Measured, Watch
 
+NOTES = "search.txt"
+"""File of a search: a line per round with its reason, and one per node or link that is found bad."""
+REPORT = "bisect.json"
+"""File of a search that has ended: its report."""
 TOTALS = ("throughput", "tokens")
 """Metrics that add up over nodes; bandwidths and the rate of the slowest rank do not."""
 
@@ -113,8 +120,13 @@ def bisect(
         done = batches.run_jobs(backend, workload, options, folder, batch, show, parallel=1 if alone else 0)
         return Rounded(done, lost)
 
-    searched = partial(search, lab, directory, run)
-    criteria: dict[str, Any] = {"within": within, "minimum": minimum, "figures": figures, "notice": context.notice}
+    def searched(steps: Steps[Diagnosis], **rest: Any) -> tuple[Diagnosis, bool]:
+        """Carry out rounds, and tell by the lock that they are under way."""
+        with filelock.held(directory / ".lock", f"labctl bisect {name}"):
+            return search(lab, directory, run, steps, **rest)
+
+    notice = partial(_note, context, directory / NOTES)
+    criteria: dict[str, Any] = {"within": within, "minimum": minimum, "figures": figures, "notice": notice}
     diagnose = singly.diagnose if alone else tree.diagnose
     diagnosis, interrupted = searched(diagnose(chosen, **criteria))
     for _ in range(CONFIRMATIONS if len(hosts) > 1 and not alone else 0):
@@ -124,7 +136,7 @@ def bisect(
             steps = tree.confirm(diagnosis, **criteria)
             diagnosis, interrupted = searched(steps, before=diagnosis.rounds, begin=partial(wait, PAUSE))
     metric = batches.metric_of(workload)
-    return BisectReport(
+    report = BisectReport(
         directory=str(directory),
         workload=workload.name,
         metric=metric.name if metric else "",
@@ -134,6 +146,35 @@ def bisect(
         interrupted=interrupted,
         loads=tuple(watch.measured),
     )
+    files.write(directory / REPORT, msgspec.json.format(msgspec.json.encode(report)).decode() + "\n", mode=0o644)
+    return report
+
+
+def _note(context: Context, path: Path, text: str) -> None:
+    """Tell a step of a search, and keep it in a file. HostError if that cannot be written."""
+    context.notice(text)
+    with files.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as notes:
+            notes.write(f"{text}\n")
+
+
+def read_notes(directory: Path) -> tuple[str, ...]:
+    """Return the steps of a search so far, in order; none if it has not begun, or was of an earlier labctl."""
+    try:
+        with files.open_regular(directory / NOTES) as stream:
+            return tuple(stream.read().decode(errors="replace").splitlines())
+    except OSError:
+        return ()
+
+
+def read_report(directory: Path) -> BisectReport | None:
+    """Return the report of a search; None if it has not ended, or was of an earlier labctl."""
+    try:
+        with files.open_regular(directory / REPORT) as stream:
+            return decode(stream.read(), BisectReport)
+    except (OSError, ValueError):
+        return None
 
 
 def _usable(backend: Backend, lab: Lab, nodes: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -183,7 +184,7 @@ def html(validation: Validation) -> str:
         machines=_machines(validation),
         measures=_measures(validation.figures),
         grids=_grids(validation),
-        status_of=_status,
+        status_of=status,
     )
 
 
@@ -276,6 +277,22 @@ def _measures(figures: Iterable[Figure]) -> list[_Measure]:
     return [_measure(step, metric, unit, sorted(kind, key=_badness)) for (step, metric, unit), kind in kinds.items()]
 
 
+def worst(figures: Iterable[Figure], most: int) -> list[Figure]:
+    """Return the worst figure of each metric, at most so many: missed ones, then those nearest to their threshold."""
+    kinds: dict[tuple[str, str, str], Figure] = {}
+    for figure in sorted(figures, key=_badness):
+        kinds.setdefault((figure.step, figure.what, figure.unit), figure)
+    return sorted(kinds.values(), key=lambda figure: (_badness(figure)[:2], _margin(figure)))[:most]
+
+
+def _margin(figure: Figure) -> float:
+    """Return how many times a figure is better than its threshold; infinity without a threshold or a number."""
+    value, limit = finite(figure.value), _limit(figure)
+    if not value or not limit:
+        return math.inf
+    return limit / value if figure.limit.startswith("<=") else value / limit
+
+
 def _measure(step: str, metric: str, unit: str, figures: Sequence[Figure]) -> _Measure:
     """Summarise the figures of one metric, given worst first: status of the worst, limit, sources and chart."""
     limits = {figure.limit for figure in figures}
@@ -284,7 +301,7 @@ def _measure(step: str, metric: str, unit: str, figures: Sequence[Figure]) -> _M
     return _Measure(
         step=step,
         what=metric,
-        status=_status(figures[0]),
+        status=status(figures[0]),
         result=result,
         limit=next(iter(limits)) if len(limits) == 1 else "differs",
         source=", ".join(filter(None, sources)),
@@ -293,7 +310,7 @@ def _measure(step: str, metric: str, unit: str, figures: Sequence[Figure]) -> _M
     )
 
 
-def _status(figure: Figure) -> str:
+def status(figure: Figure) -> str:
     """Return ``passed``, ``missed``, or if that is None ``unsure`` if judged or limited, else ``no threshold``."""
     if figure.passed is None:
         return "unsure" if figure.judged or figure.limit else "no threshold"

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.backends import Backend, health
 from labctl.backends.plan import Plan, PlanPreview, preview
 from labctl.backends.status import LabStatus, RunState
 from labctl.config.context import Context
-from labctl.errors import HostError
+from labctl.errors import HostError, LabError
+from labctl.model import LAUNCHER, Hang
+from labctl.records import store
+from labctl.records.active import Run
+from labctl.records.samples import LIMIT, NodeSamples, parse
 from labctl.records.store import RunSummary
-from labctl.runs import judge
+from labctl.runs import judge, top
 from labctl.system import filelock
+from labctl.system.decode import decode
 
 LISTED = 20
 """Runs that `status` lists."""
@@ -47,6 +53,39 @@ def status(backend: Backend) -> LabStatus:
     nodes = (replace(node, fitness=ages.get(node.name, ""), run=latest.get(node.name, "")) for node in now.nodes)
     states = (RunState(run.run_id, run.state, run.short_id, run.nodes) for run in runs)
     return replace(now, nodes=tuple(nodes), runs=tuple(states))
+
+
+class LabNow(Struct, frozen=True, kw_only=True):
+    """A lab at a moment: its status, and of the runs under way the latest samples of nodes and what ranks wait for."""
+
+    status: LabStatus
+    samples: Mapping[str, NodeSamples] = {}
+    """By node."""
+    hangs: Mapping[str, Hang] = {}
+    """By run; of runs that went on since, too."""
+
+
+def look(backend: Backend) -> LabNow:
+    """Return the lab as it is now; nothing is judged. Nodes that do not answer have no samples."""
+    now = status(backend)
+    samples: dict[str, NodeSamples] = {}
+    hangs: dict[str, Hang] = {}
+    for state in now.runs:
+        if state.state == "running" and store.is_run(backend.context.directory, state.run_id):
+            run = backend.recorded(state.run_id)
+            samples |= {node: parse(node, table) for node, table in top.tables_of(backend, run).items()}
+            if hang := _hang(backend, run):
+                hangs[state.run_id] = hang
+    return LabNow(status=now, samples=samples, hangs=hangs)
+
+
+def _hang(backend: Backend, run: Run) -> Hang | None:
+    """Return what the ranks of a run under way wait for; None if they wait for nothing, or no node tells."""
+    try:
+        written = backend.exec(run, LAUNCHER, ("cat", f"{run.job.directory}/{store.HANG}"), limit=LIMIT)
+        return store.redacted_hang(decode(written.out.encode(), Hang), run.lab) if written.code == 0 else None
+    except (LabError, ValueError):
+        return None
 
 
 def _latest(runs: Sequence[RunSummary]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from labctl.backends import Backend
 from labctl.errors import HostError, LabError
 from labctl.model import Progress, Straggler
 from labctl.records import samples, store
-from labctl.records.active import ActiveRun
+from labctl.records.active import ActiveRun, Run
 from labctl.records.lines import Line
 from labctl.records.progress import tracker_of
 from labctl.records.samples import NodeSamples
@@ -139,7 +139,7 @@ class Observer:
 
     def _ask_nodes(self) -> None:
         """Read the samples of all nodes; a node with none keeps its last ones, shares are replaced."""
-        tables = self._tables()
+        tables = tables_of(self._backend, self._run)
         sampled = [samples.parse(node, table) for node, table in tables.items()]
         # The samples of a node that has ended go on being shown.
         self._nodes = tuple(
@@ -147,17 +147,17 @@ class Observer:
         )
         self._shares = {node: samples.shares(table) for node, table in tables.items()}
 
-    def _tables(self) -> dict[str, str]:
-        """Map each node to the CSV of its last samples, read in parallel; empty if it does not answer."""
 
-        def read(node: str) -> str:
-            """Return a node's CSV of last samples; empty if the node cannot be reached."""
-            try:
-                look = samples.look(self._run.job, node)
-                return self._backend.exec(self._run, node, look, limit=samples.LIMIT).out
-            except LabError:
-                return ""
+def tables_of(backend: Backend, run: Run) -> dict[str, str]:
+    """Map each node of a run to the CSV of its last samples, read in parallel; empty if it does not answer."""
 
-        nodes = [self._run.short(node.name) for node in self._run.job.nodes]
-        with pool(len(nodes)) as threads:
-            return dict(zip(nodes, threads.map(read, nodes), strict=True))
+    def read(node: str) -> str:
+        """Return a node's CSV of last samples; empty if the node cannot be reached."""
+        try:
+            return backend.exec(run, node, samples.look(run.job, node), limit=samples.LIMIT).out
+        except LabError:
+            return ""
+
+    nodes = [run.short(node.name) for node in run.job.nodes]
+    with pool(len(nodes)) as threads:
+        return dict(zip(nodes, threads.map(read, nodes), strict=True))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from labctl.errors import LabError
-from labctl.ui import compare, run, runs
+from labctl.ui import batches, cluster, compare, machine, run, runs, validations
 from labctl.ui.guard import Guard
 from labctl.ui.site import STATIC, Site, failed
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TYPES = {".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
 """Media types of scripts and styles, by suffix."""
-PARTS = (runs, run, compare)
+PARTS = (runs, run, compare, cluster, batches, validations, machine)
 """Modules with a function ``routes(site)``."""
 
 

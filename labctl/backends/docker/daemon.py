@@ -327,6 +327,15 @@ class DockerEngine:
                     users.append(HostPortUser(port=number, lab=lab, container=container_of(listed, self.host)))
         return tuple(users)
 
+    def labs(self) -> dict[str, list[Container]]:
+        """Return the launchers and workers of every lab on this host by the name of the lab, also stopped ones."""
+        by_lab: dict[str, list[Container]] = {}
+        with self._api() as api:
+            for listed in api.containers(all=True, filters={"label": ["labctl.lab", "labctl.node"]}):
+                name = "".join(filter(str.isprintable, listed["Labels"]["labctl.lab"]))
+                by_lab.setdefault(name, []).append(container_of(listed, self.host))
+        return by_lab
+
     def network(self, identity: str) -> dict[str, Any]:
         """Return a network in full: its options, addresses and containers. HostError if not found."""
         if not (inspected := self._inspect("network", identity)):

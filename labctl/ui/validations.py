@@ -1,0 +1,167 @@
+"""Validations of a lab and its baseline: the last verdicts, and the reports that they wrote."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import quote
+
+from labctl.batches import baseline
+from labctl.batches.baseline import DATA, FILE
+from labctl.errors import ConfigError
+from labctl.reports.validation import Figure, Validation, status, worst
+from labctl.system import files, human
+from labctl.system.decode import decode
+from labctl.ui.site import Site, as_json
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import BaseRoute
+
+REPORTS = "reports"
+SHOWN = 10
+"""Validations in the list, the latest."""
+WORST = 5
+"""Figures of the latest."""
+LARGEST = 64 << 20
+"""Bytes of a file that is served, at most."""
+KINDS = {"PASS": "pass", "FAIL": "fail", "UNSURE": "unsure", "ERROR": "error"}
+TYPES = {".html": "text/html", ".json": "application/json", ".svg": "image/svg+xml", ".png": "image/png"}
+"""Media types by suffix; other files are text."""
+SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:"
+"""Policy of a file that others may have written: it runs nothing, and is of no origin."""
+
+
+def routes(site: Site) -> list[BaseRoute]:
+    """Return the addresses of validations and of reports."""
+    from starlette.routing import Route
+
+    def listing(_: Request) -> Response:
+        """Return the latest validations, and the baseline."""
+        return as_json({"validations": validations(site.directory), "baseline": recorded(site.directory)})
+
+    def file(request: Request) -> Response:
+        """Return a file of a report, or the list of a folder."""
+        return _served(site, request.path_params["path"])
+
+    def run(request: Request) -> Response:
+        """Lead from a link of a report to the files of a run."""
+        from starlette.responses import RedirectResponse
+
+        name, _, path = request.path_params["path"].partition("/")
+        return RedirectResponse(f"{site.root}/run/{quote(name)}/files/{quote(path)}")
+
+    return [
+        Route("/cluster/validations.json", listing),
+        Route("/cluster/reports/{path:path}", file),
+        Route("/cluster/runs/{path:path}", run),
+    ]
+
+
+def validations(lab: Path) -> list[dict[str, object]]:
+    """Return the latest validations as the page shows them, the last first; only that with its worst figures."""
+    shown: list[dict[str, object]] = []
+    # Their names begin with the date.
+    for name in sorted(_entries(lab / REPORTS), reverse=True):
+        if len(shown) == SHOWN:
+            break
+        if validation := _read(lab, name):
+            shown.append(_row(name, validation, first=not shown))
+    return shown
+
+
+def _entries(folder: Path) -> list[str]:
+    """Return the names in a folder; none if it is not there."""
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def _read(lab: Path, name: str) -> Validation | None:
+    """Return the validation of a report's directory; None if it has none that can be read."""
+    try:
+        with opened(lab / REPORTS, f"{name}/{DATA}") as stream:
+            return decode(stream.read(LARGEST), Validation)
+    except (OSError, ValueError):
+        return None
+
+
+def _row(name: str, validation: Validation, *, first: bool) -> dict[str, object]:
+    """Return a validation as the page shows it."""
+    return {
+        "name": name,
+        "profile": validation.profile,
+        "started": validation.started,
+        "seconds": human.duration(validation.seconds),
+        "verdict": {"text": validation.verdict, "kind": KINDS[validation.verdict]},
+        "message": validation.message,
+        "figures": [_figure(figure) for figure in worst(validation.figures, WORST)] if first else [],
+    }
+
+
+def _figure(figure: Figure) -> dict[str, str]:
+    """Return a figure as the page shows it."""
+    return {
+        "what": f"{figure.what} ({figure.step})",
+        "node": figure.node,
+        "value": f"{human.number(figure.value)} {figure.unit}".rstrip() if figure.value is not None else "no figure",
+        "limit": figure.limit,
+        "source": figure.source,
+        "status": status(figure),
+    }
+
+
+def recorded(lab: Path) -> dict[str, object] | None:
+    """Return the lab's baseline as the page shows it; None without one."""
+    try:
+        kept = baseline.read(lab / FILE)
+    except ConfigError as error:
+        return {"error": error.message, "hint": error.hint}
+    if not kept:
+        return None
+    return {"recorded": kept.recorded, "profile": kept.profile, "figures": len(kept.figures)}
+
+
+# --- files of reports ----------------------------------------------------------------------------------------
+
+
+def opened(folder: Path, path: str) -> BinaryIO:
+    """Open a regular file below a folder, by no link and no ``..``. OSError if it cannot be."""
+    parts = _parts(path)
+    with files.open_below(folder, Path(*parts[:-1])) as parent:
+        return files.open_regular(parts[-1] if parts else ".", parent)
+
+
+def _parts(path: str) -> list[str]:
+    """Return the names of a path. OSError if one leads upwards."""
+    parts = [part for part in path.split("/") if part]
+    if {".", ".."} & set(parts) or "\0" in path:
+        raise FileNotFoundError(path)
+    return parts
+
+
+def _served(site: Site, path: str) -> Response:
+    """Return a file of a report, which may run nothing, or the list of a folder; ConfigError if there is neither."""
+    from starlette.responses import Response
+
+    try:
+        if path.endswith("/"):
+            return site.page("report_folder.html.j2", here="", path=path, names=_listed(site.directory / REPORTS, path))
+        with opened(site.directory / REPORTS, path) as stream:
+            content = stream.read(LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"{REPORTS}/{path}: not found", hint=f"ls {site.directory / REPORTS}") from error
+    if len(content) > LARGEST:
+        raise ConfigError(f"{REPORTS}/{path} is larger than {human.memory(LARGEST)}", hint="open it from the directory")
+    kind = TYPES.get(Path(path).suffix, "text/plain; charset=utf-8")
+    return Response(content, media_type=kind, headers={"content-security-policy": SANDBOX})
+
+
+def _listed(folder: Path, path: str) -> list[str]:
+    """Return the names in a folder below another, those of folders with a slash. OSError if it cannot be read."""
+    with files.open_below(folder, Path(*_parts(path))) as parent, os.scandir(parent) as entries:
+        names = (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries)
+        return sorted(os.fsencode(name).decode("utf-8", "replace") for name in names)
