@@ -70,8 +70,8 @@ def answer(site: Site, run_id: str, path: str) -> Response:
     title, folder = "/".join(parts), root.joinpath(*parts)
     entries, others = listed(root, parts)
     here = f"{base}/files/" + "".join(f"{quote(part)}/" for part in parts)
-    values: dict[str, Any] = {"title": title, "above": above, "base": here, "folder": folder, "entries": entries, "others": others}
-    return site.page("folder.html.j2", here="", run_id=run_id, **values)
+    values: dict[str, Any] = {"title": title, "above": above, "base": here, "folder": folder, "run_id": run_id}
+    return site.page("folder.html.j2", here="", entries=entries, others=others, **values)
 
 
 def opened(root: Path, parts: Sequence[str]) -> BinaryIO | None:
