@@ -39,10 +39,14 @@ def open_page(browser: Browser) -> Iterator[Open]:
     """Yield a function that opens an address in a new page; at the end, nothing may have gone wrong in any."""
     opened: list[Watched] = []
 
-    def open_(address: str, *, missing: bool = False, **options: object) -> Watched:
-        """Open an address, at which there may be no page if ``missing``, in a new window with these options."""
+    def open_(address: str, *, missing: bool = False, script: str = "", **options: object) -> Watched:
+        """Open an address, at which there may be no page if ``missing``, in a new window with these options.
+
+        The script runs in each page of it before those of the page.
+        """
         made = Watched(browser.new_context(**options).new_page(), missing)
         opened.append(made)
+        made.page.add_init_script(script)
         made.page.goto(address)
         return made
 

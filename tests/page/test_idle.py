@@ -1,0 +1,52 @@
+"""What the server costs while nobody looks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.pages import Served, serving
+
+from page.conftest import NewLab, Open
+from page.records import write_many
+
+pytestmark = [pytest.mark.page, pytest.mark.docker]
+
+QUIET = 4
+"""Seconds without any work: every loop of the server has turned meanwhile."""
+
+
+@pytest.fixture(scope="module")
+def served(new_lab: NewLab) -> Iterator[Served]:
+    """Serve the pages of a lab with a hundred records."""
+    lab = new_lab({})
+    write_many(lab.path, 100)
+    with serving(lab) as pages:
+        yield pages
+
+
+def becomes_quiet(served: Served, limit: float) -> bool:
+    """Tell if the server comes to use no CPU for QUIET seconds, not even a clock tick, within so many."""
+    deadline = time.monotonic() + limit
+    since, used = time.monotonic(), served.cpu_seconds()
+    while time.monotonic() < deadline and time.monotonic() < since + QUIET:
+        time.sleep(0.2)
+        if served.cpu_seconds() != used:
+            since, used = time.monotonic(), served.cpu_seconds()
+    return time.monotonic() >= since + QUIET
+
+
+def test_a_server_at_which_nobody_looks_does_nothing(served: Served) -> None:
+    assert becomes_quiet(served, 30)
+    assert served.threads() == 1
+
+
+def test_a_server_does_nothing_once_all_pages_are_closed(served: Served, open_page: Open) -> None:
+    """A page's events end with it, and so do the looks at the records."""
+    pages = [open_page(served.root + "/").page for _ in range(2)]
+    run = open_page(f"{served.root}/run/latest").page
+    run.wait_for_timeout(3000)
+    for page in (*pages, run):
+        page.close()
+    assert becomes_quiet(served, 40)

@@ -1,0 +1,92 @@
+"""Pages at the size of a year's work: ten thousand records, and a log of a million lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.pages import Served, serving
+
+from page.conftest import NewLab, Open
+from page.records import write_long_log, write_many
+
+pytestmark = [pytest.mark.page, pytest.mark.docker]
+
+RUNS, LINES = 10_000, 1_000_000
+LONG = "20260301-000000-opt-tiny-10cafe"
+TIMES = 3
+"""Times that a time is taken: the machine may be busy, so the best counts."""
+# The time of the first painted rows of each table and log, and from an input to the first frame with other rows.
+WATCH = """
+window.painted = {};
+window.filtered = null;
+(() => {
+  let typed = null;
+  const after = (paint) => requestAnimationFrame(() => setTimeout(() => paint(performance.now())));
+  const seen = (name, selector) => {
+    if (name in window.painted || !document.querySelector(selector)) return;
+    window.painted[name] = null;
+    after((now) => { window.painted[name] = now; });
+  };
+  addEventListener("input", () => { typed = performance.now(); window.filtered = null; }, true);
+  new MutationObserver((changes) => {
+    seen("rows", "main table tbody tr");
+    seen("log", "[role=log] > *");
+    const rows = changes.some((change) => change.target.closest && change.target.closest("tbody"));
+    if (rows && typed !== null) {
+      const began = typed;
+      typed = null;
+      after((now) => { window.filtered = now - began; });
+    }
+  }).observe(document, {childList: true, subtree: true, attributes: true, attributeFilter: ["hidden"]});
+})();
+"""
+
+
+@pytest.fixture(scope="module")
+def served(new_lab: NewLab) -> Iterator[Served]:
+    """Serve the pages of a lab with all these records."""
+    lab = new_lab({})
+    write_many(lab.path, RUNS)
+    write_long_log(lab.path, LONG, LINES)
+    with serving(lab) as pages:
+        yield pages
+
+
+def painted(served: Served, open_page: Open, path: str, name: str) -> float:
+    """Return the seconds from the click that opens an address to the first frame with its rows, the best of TIMES."""
+    times: list[float] = []
+    for _ in range(TIMES):
+        page = open_page("about:blank", script=WATCH).page
+        page.goto(served.root + path)
+        times.append(page.wait_for_function(f"window.painted.{name}").json_value() / 1000)
+        page.close()
+    print(f"{path}: {name} after {', '.join(f'{each:.2f}' for each in times)} s")  # noqa: T201
+    return min(times)
+
+
+def test_the_list_of_ten_thousand_runs_is_there_within_a_second(served: Served, open_page: Open) -> None:
+    assert painted(served, open_page, "/", "rows") < 1
+
+
+def test_a_filter_of_ten_thousand_runs_takes_no_time_to_see(served: Served, open_page: Open) -> None:
+    page = open_page("about:blank", script=WATCH).page
+    page.goto(served.root + "/")
+    field = page.get_by_role("searchbox")
+    times: list[float] = []
+    for text in ("vit", "crashed", "zzzz", ""):
+        page.wait_for_timeout(1000)
+        field.fill(text)
+        times.append(page.wait_for_function("window.filtered").json_value() / 1000)
+    print(f"filter after {', '.join(f'{each:.3f}' for each in times)} s")  # noqa: T201
+    assert sorted(times)[1] < 0.2
+
+
+def test_the_end_of_a_log_of_a_million_lines_is_there_within_a_second(served: Served, open_page: Open) -> None:
+    assert painted(served, open_page, f"/run/{LONG}", "log") < 1
+
+
+def test_the_server_stays_small(served: Served) -> None:
+    """After all that the tests above have asked for."""
+    print(f"server: {served.megabytes():.0f} MB")  # noqa: T201
+    assert served.megabytes() < 200

@@ -1,0 +1,187 @@
+"""A person at the pages of a lab: watches a run to its end, sorts, filters and compares runs, notes, and stops one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from support import records
+from support.harness import Lab, wait_until
+from support.pages import Served, serving
+
+from page.conftest import Open
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.page, pytest.mark.docker]
+
+# Keeps the plots of a page, whose points are drawn on a canvas.
+PLOTS = """
+window.plots = [];
+(() => {
+  let real;
+  const construct = (target, given) => {
+    const made = new target(...given);
+    window.plots.push(made);
+    return made;
+  };
+  const set = (library) => { real = new Proxy(library, {construct}); };
+  Object.defineProperty(window, "uPlot", {get: () => real, set});
+})();
+"""
+POINTS = """
+(name) => {
+  const shown = window.plots.filter((plot) => plot.root.isConnected && plot.root.closest(`[data-chart="${name}"]`));
+  return Math.max(0, ...shown.map((plot) => plot.data[1].filter((value) => Number.isFinite(value)).length));
+}
+"""
+"""How many points the chart of a metric has."""
+EARLIER = {"20260101-000000-vit-aaaaaa": 90.0, "20260102-000000-vit-bbbbbb": 120.0, "20260103-000000-gpt-cccccc": 60.0}
+"""Throughputs of runs of which there are records."""
+
+
+@pytest.fixture(scope="module")
+def served(module_lab: Lab) -> Iterator[Served]:
+    """Serve the pages of a lab that is up, with records of earlier runs."""
+    for run_id, throughput in EARLIER.items():
+        workload, rate = run_id[16:19], throughput / 1e5
+        path = records.write(
+            module_lab.path,
+            run_id,
+            workload=workload,
+            losses=(8.0, 7.0, 400 / throughput),
+            throughput=throughput,
+            arguments=("--learning-rate", str(rate)),
+            log="first line\nsecond line: out of tea\nthird line\n",
+            started=f"2026-01-0{run_id[7]}T00:00:00+00:00",
+        )
+        job = json.loads((path / "job.json").read_text())
+        (path / "job.json").write_text(json.dumps(job | {"workload": workload}))
+    with serving(module_lab) as pages:
+        yield pages
+
+
+def rows(page: Page) -> list[str]:
+    """Return the ids in the list of runs, in its order."""
+    return page.locator("main table tbody tr a").evaluate_all(
+        "(links) => links.map((link) => link.href.split('/').pop())"
+    )
+
+
+def lists(page: Page, *run_ids: str) -> None:
+    """Wait until the list has these runs in this order."""
+    wait_until(lambda: page.wait_for_timeout(20) or rows(page) == list(run_ids), 20, f"the list has {run_ids}")
+
+
+def test_a_run_is_watched_from_the_list_to_its_end(served: Served, open_page: Open) -> None:
+    """It appears in the open list; its curve grows and its log gets lines while one looks, and its end is shown."""
+    page = open_page("about:blank", script=PLOTS).page
+    page.goto(served.root + "/")
+    page.get_by_role("link", name=re.compile("cccccc")).wait_for()
+    with served.lab.start("run", "opt-tiny") as running:
+        page.get_by_role("row", name=re.compile("opt-tiny")).get_by_role("link").first.click(timeout=60_000)
+        page.wait_for_url("**/run/*-opt-tiny-*")
+        page.wait_for_function(f"({POINTS})('loss') >= 5", timeout=120_000)
+        early = page.evaluate(POINTS, "loss")
+        log = page.get_by_role("log")
+        log.get_by_text(re.compile(r"step 5/120 loss")).first.wait_for()
+        page.wait_for_function(f"({POINTS})('loss') >= {early + 20}", timeout=120_000)
+        log.get_by_text(re.compile(rf"step {early + 15}/120 loss")).first.wait_for()
+        assert page.get_by_role("heading", level=1).inner_text().count("PASS") == 0
+        page.get_by_role("heading", level=1).get_by_text(re.compile("PASS")).wait_for(timeout=120_000)
+        running.answer(60).expect(0)
+    page.wait_for_function(f"({POINTS})('loss') === 120")
+    assert "All criteria met" in page.locator("header").first.inner_text()
+
+
+def test_the_list_is_sorted_by_the_heads_of_its_columns(served: Served, open_page: Open) -> None:
+    page = open_page(served.root + "/").page
+    field = page.get_by_role("searchbox")
+    first, second, third = EARLIER
+    field.fill("0-vit-")
+    lists(page, second, first)
+    field.fill("000000-")
+    lists(page, third, second, first)
+    page.get_by_role("columnheader", name=re.compile("Throughput")).get_by_role("button").click()
+    lists(page, second, first, third)
+    page.get_by_role("columnheader", name=re.compile("Throughput")).get_by_role("button").click()
+    lists(page, third, first, second)
+    page.get_by_role("columnheader", name=re.compile("Workload")).get_by_role("button").focus()
+    page.keyboard.press("Enter")
+    lists(page, third, second, first)
+
+
+def test_the_list_is_filtered_by_workload_text_setting_and_bound(served: Served, open_page: Open) -> None:
+    page = open_page(served.root + "/").page
+    field = page.get_by_role("searchbox")
+    first, second, third = EARLIER
+    page.get_by_label("Workload", exact=True).select_option("vit")
+    lists(page, second, first)
+    field.fill("--learning-rate=0.0009")
+    lists(page, first)
+    page.get_by_label("Workload", exact=True).select_option("gpt")
+    lists(page)
+    field.fill("throughput<100")
+    lists(page, third)
+
+
+def test_two_runs_are_compared(served: Served, open_page: Open) -> None:
+    """They are picked in the list; the page has what differs, and not what is the same."""
+    page = open_page(served.root + "/").page
+    first, second, _ = EARLIER
+    for run_id in (first, second):
+        page.get_by_role("checkbox", name=re.compile(run_id)).check()
+    page.get_by_role("link", name=re.compile("Compare")).click()
+    page.wait_for_url("**/compare?*")
+    text = page.get_by_role("main").inner_text()
+    assert "--learning-rate" in text
+    assert {"0.0009", "0.0012"} <= set(re.findall(r"[0-9.]+", text))
+    assert "LAB_ACCELERATOR" not in text
+
+
+def test_a_note_is_kept_on_a_run(served: Served, open_page: Open) -> None:
+    """What is typed on its page is in the list, and `labctl show` has it."""
+    run_id = next(iter(EARLIER))
+    page = open_page(f"{served.root}/run/{run_id}").page
+    page.get_by_role("button", name=re.compile("note", re.IGNORECASE)).first.click()
+    page.get_by_role("textbox", name=re.compile("note", re.IGNORECASE)).fill("baseline <b>before</b> the new disks")
+    page.get_by_role("button", name=re.compile("save|keep", re.IGNORECASE)).click()
+    page.get_by_text("baseline <b>before</b> the new disks").first.wait_for()
+    assert served.lab.call("show", run_id, "--json").expect(0).json["note"] == "baseline <b>before</b> the new disks"
+    listed = open_page(served.root + "/").page
+    listed.get_by_role("row", name=re.compile("aaaaaa.*before</b> the new disks")).wait_for()
+
+
+def test_a_log_is_searched_and_a_file_is_opened(served: Served, open_page: Open) -> None:
+    run_id = next(iter(EARLIER))
+    page = open_page(f"{served.root}/run/{run_id}").page
+    page.get_by_role("log").get_by_text("second line: out of tea").wait_for()
+    page.get_by_role("link", name=re.compile("result.json")).click()
+    page.wait_for_url("**/files/result.json")
+    assert json.loads(page.inner_text("body"))["run_id"] == run_id
+
+
+def test_a_run_is_stopped_by_its_page_only_if_one_says_so(served: Served, open_page: Open) -> None:
+    """The dialog's other button, and Escape, leave it alone; `labctl show` knows how it ended."""
+    run_id = served.lab.call("run", "opt-tiny", "--detach", "--json", "--set", "steps=4000").expect(0).json["run_id"]
+    page = open_page(f"{served.root}/run/{run_id}", script=PLOTS).page
+    page.wait_for_function(f"({POINTS})('loss') >= 3", timeout=120_000)
+    stop, dialog = page.get_by_role("button", name=re.compile("^Stop")), page.get_by_role("dialog")
+    stop.click()
+    dialog.get_by_role("button", name=re.compile("Cancel|Keep|No", re.IGNORECASE)).click()
+    dialog.wait_for(state="hidden")
+    stop.click()
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+    points = page.evaluate(POINTS, "loss")
+    page.wait_for_function(f"({POINTS})('loss') > {points + 2}", timeout=60_000)
+    assert served.lab.call("show", run_id).out.count("running") == 1
+    stop.click()
+    dialog.get_by_role("button", name=re.compile("^Stop")).click()
+    page.get_by_role("heading", level=1).get_by_text(re.compile("interrupted", re.IGNORECASE)).wait_for(timeout=60_000)
+    result = served.lab.call("show", run_id, "--json").expect(0).json
+    assert (result["verdict"], result["cause"]) == ("ERROR", "interrupted")
