@@ -67,9 +67,9 @@ def served(module_lab: Lab) -> Iterator[Served]:
 
 def rows(page: Page) -> list[str]:
     """Return the ids in the list of runs, in its order."""
-    return page.locator("main table tbody tr a").evaluate_all(
-        "(links) => links.map((link) => link.href.split('/').pop())"
-    )
+    read = "(links) => links.map((link) => link.href.split('/').pop())"
+    run_ids: list[str] = page.locator("main table tbody tr a").evaluate_all(read)
+    return run_ids
 
 
 def lists(page: Page, *run_ids: str) -> None:
