@@ -54,14 +54,19 @@ def served(new_lab: NewLab) -> Iterator[Served]:
 
 
 def painted(served: Served, open_page: Open, path: str, name: str) -> float:
-    """Return the seconds from the click that opens an address to the first frame with its rows, the best of TIMES."""
-    times: list[float] = []
+    """Return the seconds from the start of an address' load to the first frame with its rows, the best of TIMES."""
+    times = []
     for _ in range(TIMES):
-        page = open_page("about:blank", script=WATCH).page
-        page.goto(served.root + path)
-        times.append(page.wait_for_function(f"window.painted.{name}").json_value() / 1000)
-        page.close()
-    print(f"{path}: {name} after {', '.join(f'{each:.2f}' for each in times)} s")  # noqa: T201
+        window = open_page("about:blank", script=WATCH)
+        window.page.goto(served.root + path)
+        times.append(window.until(f"window.painted.{name}") / 1000)
+        window.page.close()
+    return best(f"{path}: {name}", times)
+
+
+def best(name: str, times: list[float]) -> float:
+    """Return the shortest of several times, and print all."""
+    print(f"{name}: {', '.join(f'{each:.3f}' for each in times)} s")  # noqa: T201
     return min(times)
 
 
@@ -69,17 +74,19 @@ def test_the_list_of_ten_thousand_runs_is_there_within_a_second(served: Served, 
     assert painted(served, open_page, "/", "rows") < 1
 
 
-def test_a_filter_of_ten_thousand_runs_takes_no_time_to_see(served: Served, open_page: Open) -> None:
-    page = open_page("about:blank", script=WATCH).page
-    page.goto(served.root + "/")
-    field = page.get_by_role("searchbox")
-    times: list[float] = []
-    for text in ("vit", "crashed", "zzzz", ""):
-        page.wait_for_timeout(1000)
+@pytest.mark.parametrize("text", ["vit", "crashed 00", "loss<4", "--learning-rate=1e-3", "LAB_NAME=other"])
+def test_a_filter_of_ten_thousand_runs_takes_no_time_to_see(served: Served, open_page: Open, text: str) -> None:
+    window = open_page("about:blank", script=WATCH)
+    window.page.goto(served.root + "/")
+    field = window.page.get_by_role("searchbox")
+    times = []
+    for _ in range(TIMES):
+        window.page.wait_for_timeout(1000)
         field.fill(text)
-        times.append(page.wait_for_function("window.filtered").json_value() / 1000)
-    print(f"filter after {', '.join(f'{each:.3f}' for each in times)} s")  # noqa: T201
-    assert sorted(times)[1] < 0.2
+        times.append(window.until("window.filtered") / 1000)
+        field.fill("")
+        window.until("window.filtered")
+    assert best(text, times) < 0.2
 
 
 def test_the_end_of_a_log_of_a_million_lines_is_there_within_a_second(served: Served, open_page: Open) -> None:

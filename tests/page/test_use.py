@@ -79,22 +79,23 @@ def lists(page: Page, *run_ids: str) -> None:
 
 def test_a_run_is_watched_from_the_list_to_its_end(served: Served, open_page: Open) -> None:
     """It appears in the open list; its curve grows and its log gets lines while one looks, and its end is shown."""
-    page = open_page("about:blank", script=PLOTS).page
+    window = open_page("about:blank", script=PLOTS)
+    page = window.page
     page.goto(served.root + "/")
     page.get_by_role("link", name=re.compile("cccccc")).wait_for()
     with served.lab.start("run", "opt-tiny") as running:
         page.get_by_role("row", name=re.compile("opt-tiny")).get_by_role("link").first.click(timeout=60_000)
         page.wait_for_url("**/run/*-opt-tiny-*")
-        page.wait_for_function(f"({POINTS})('loss') >= 5", timeout=120_000)
+        window.until(f"({POINTS})('loss') >= 5", limit=120)
         early = page.evaluate(POINTS, "loss")
         log = page.get_by_role("log")
         log.get_by_text(re.compile(r"step 5/120 loss")).first.wait_for()
-        page.wait_for_function(f"({POINTS})('loss') >= {early + 20}", timeout=120_000)
+        window.until(f"({POINTS})('loss') >= {early + 20}", limit=120)
         log.get_by_text(re.compile(rf"step {early + 15}/120 loss")).first.wait_for()
         assert page.get_by_role("heading", level=1).inner_text().count("PASS") == 0
         page.get_by_role("heading", level=1).get_by_text(re.compile("PASS")).wait_for(timeout=120_000)
         running.answer(60).expect(0)
-    page.wait_for_function(f"({POINTS})('loss') === 120")
+    window.until(f"({POINTS})('loss') === 120")
     assert "All criteria met" in page.locator("header").first.inner_text()
 
 
@@ -119,11 +120,11 @@ def test_the_list_is_filtered_by_workload_text_setting_and_bound(served: Served,
     page = open_page(served.root + "/").page
     field = page.get_by_role("searchbox")
     first, second, third = EARLIER
-    page.get_by_label("Workload", exact=True).select_option("vit")
+    page.get_by_role("combobox", name=re.compile("^Workload")).select_option("vit")
     lists(page, second, first)
     field.fill("--learning-rate=0.0009")
     lists(page, first)
-    page.get_by_label("Workload", exact=True).select_option("gpt")
+    page.get_by_role("combobox", name=re.compile("^Workload")).select_option("gpt")
     lists(page)
     field.fill("throughput<100")
     lists(page, third)
@@ -168,8 +169,10 @@ def test_a_log_is_searched_and_a_file_is_opened(served: Served, open_page: Open)
 def test_a_run_is_stopped_by_its_page_only_if_one_says_so(served: Served, open_page: Open) -> None:
     """The dialog's other button, and Escape, leave it alone; `labctl show` knows how it ended."""
     run_id = served.lab.call("run", "opt-tiny", "--detach", "--json", "--set", "steps=4000").expect(0).json["run_id"]
-    page = open_page(f"{served.root}/run/{run_id}", script=PLOTS).page
-    page.wait_for_function(f"({POINTS})('loss') >= 3", timeout=120_000)
+    window = open_page("about:blank", script=PLOTS)
+    page = window.page
+    page.goto(f"{served.root}/run/{run_id}")
+    window.until(f"({POINTS})('loss') >= 3", limit=120)
     stop, dialog = page.get_by_role("button", name=re.compile("^Stop")), page.get_by_role("dialog")
     stop.click()
     dialog.get_by_role("button", name=re.compile("Cancel|Keep|No", re.IGNORECASE)).click()
@@ -178,7 +181,7 @@ def test_a_run_is_stopped_by_its_page_only_if_one_says_so(served: Served, open_p
     page.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
     points = page.evaluate(POINTS, "loss")
-    page.wait_for_function(f"({POINTS})('loss') > {points + 2}", timeout=60_000)
+    window.until(f"({POINTS})('loss') > {points + 2}", limit=60)
     assert served.lab.call("show", run_id).out.count("running") == 1
     stop.click()
     dialog.get_by_role("button", name=re.compile("^Stop")).click()

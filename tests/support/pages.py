@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from support.harness import Lab, Running, wait_until
 
@@ -95,6 +95,13 @@ class Watched:
         self.page.on("pageerror", lambda error: self.problems.append(f"script: {error}"))
         self.page.on("request", lambda request: self._asked(request.url))
         self.page.on("websocket", lambda socket: self.problems.append(f"socket: {socket.url}"))
+
+    def until(self, script: str, argument: object = None, limit: float = 30) -> Any:
+        """Return the value of a script once it is true; fail the test after ``limit`` seconds.
+
+        The driver's own way is to evaluate texts in the page, which the page's policy forbids.
+        """
+        return wait_until(lambda: self.page.evaluate(script, argument), limit, script)
 
     def _said(self, message: ConsoleMessage) -> None:
         """Note a warning or an error on the console."""
