@@ -163,7 +163,7 @@ def of_runs(lab: Path, runs: Sequence[RecordedRun], out: Path | None = None) -> 
     return _written("runs.html.j2", _content(lab, runs, lambda path: quote(os.path.relpath(path, beside))))
 
 
-def served(lab: Path, runs: Sequence[RecordedRun], root: str) -> dict[str, object]:
+def served(lab: Path, runs: Sequence[RecordedRun], root: str) -> dict[str, Any]:
     """Return what runs.html.j2 needs for a page below the address ``root``, of ended runs or one under way.
 
     Such a run has a provisional result, with the verdict RUNNING. Nothing is drawn: the page's script does that.
