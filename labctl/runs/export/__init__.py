@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from msgspec import Struct
 from labctl.errors import ConfigError
 from labctl.model import Result
 from labctl.runs import compare
+from labctl.runs.compare import RecordedRun
 from labctl.runs.export import csv, junit, mlflow, points, tensorboard
 from labctl.runs.export.mlflow import LoggedRun
 from labctl.system import files
@@ -39,22 +40,25 @@ def write(lab: Path, result: Result, formats: Formats, environ: Mapping[str, str
     ConfigError for a directory in place of a file, for CSV of a run without samples, and if MLflow cannot be used.
     """
     _require_files(formats, result.run_id)
-    recorded = compare.read(lab, result)
-    written = []
-    # What may be refused comes first.
     tracking = mlflow.connect(environ) if formats.mlflow else None
+    recorded = compare.read(lab, result)
+    paths = tuple(str(path.absolute()) for path in _write_files(lab, recorded, formats))
+    logged = mlflow.log(tracking, lab, recorded) if tracking else None
+    return ExportedRun(run_id=result.run_id, files=paths, mlflow=logged)
+
+
+def _write_files(lab: Path, run: RecordedRun, formats: Formats) -> Iterator[Path]:
+    """Write the files that have a path, first the table, which may be refused; yield the path of each."""
+    result = run.result
     if formats.csv:
         files.write(formats.csv.absolute(), _table(lab, result.run_id), mode=0o644)
-        written.append(formats.csv)
+        yield formats.csv
     if formats.tensorboard:
-        samples, parameters = points.samples(lab, result.run_id), points.parameters(recorded)
-        written.append(tensorboard.event_file(formats.tensorboard, result, samples, parameters))
+        samples = points.samples(lab, result.run_id)
+        yield tensorboard.event_file(formats.tensorboard, result, samples, points.parameters(run))
     if formats.junit:
         files.write(formats.junit.absolute(), junit.junit_xml(result), mode=0o644)
-        written.append(formats.junit)
-    logged = mlflow.log(tracking, lab, recorded) if tracking else None
-    paths = tuple(str(path.absolute()) for path in written)
-    return ExportedRun(run_id=result.run_id, files=paths, mlflow=logged)
+        yield formats.junit
 
 
 def _require_files(formats: Formats, run_id: str) -> None:

@@ -113,24 +113,32 @@ def log(tracking: Tracking, lab: Path, run: RecordedRun) -> LoggedRun:
 
     A run that was logged in part, as its export was stopped, is replaced. HostError with what came back if it fails.
     """
-    client, result = tracking.client, run.result
-    name, tags = tracking.experiment or result.workload, _tags(lab, run)
+    client, tags = tracking.client, _tags(lab, run)
+    name = tracking.experiment or run.result.workload
     with tracking.asking():
         experiment = _experiment(client, name)
-        earlier = _earlier(client, experiment, result.run_id)
+        earlier = _earlier(client, experiment, run.result.run_id)
         if earlier and earlier.status != "RUNNING":
             for key, value in tags.items():
                 client.set_tag(earlier.run_id, key, value)
             return _logged(tracking, earlier.run_id, experiment, name, is_new=False)
         if earlier:
             client.delete_run(earlier.run_id)
-        began = round(points.began(result) * 1000)
-        run_id = client.create_run(experiment, start_time=began, tags=tags, run_name=result.run_id).info.run_id
-        _log_values(tracking, lab, run, run_id)
-        left_out = tuple(_log_artifacts(tracking, store.directory(lab, result.run_id), run_id))
-        # It has ended only now: a run that is not complete is `RUNNING`.
-        client.set_terminated(run_id, _status(result), began + round(result.seconds * 1000))
+        run_id, left_out = _log_new(tracking, lab, run, experiment, tags)
         return _logged(tracking, run_id, experiment, name, is_new=True, left_out=left_out)
+
+
+def _log_new(
+    tracking: Tracking, lab: Path, run: RecordedRun, experiment: str, tags: Mapping[str, str]
+) -> tuple[str, tuple[str, ...]]:
+    """Log a run that the experiment does not have; return its id there, and which files were left out, and why."""
+    client, result, began = tracking.client, run.result, round(points.began(run.result) * 1000)
+    run_id = client.create_run(experiment, start_time=began, tags=tags, run_name=result.run_id).info.run_id
+    _log_values(tracking, lab, run, run_id)
+    left_out = tuple(_log_artifacts(tracking, store.directory(lab, result.run_id), run_id))
+    # Until now it is `RUNNING`, which tells that it is not complete.
+    client.set_terminated(run_id, _status(result), began + round(result.seconds * 1000))
+    return run_id, left_out
 
 
 def _logged(tracking: Tracking, run_id: str, experiment: str, name: str, **fields: Any) -> LoggedRun:
