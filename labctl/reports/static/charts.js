@@ -477,7 +477,7 @@
     const [smoothing, scale] = [element("label", {}, "Smoothing "), element("label")];
     smoothing.append(slider, weight);
     scale.append(log, " Logarithmic");
-    bar.append(smoothing, scale, element("span", { class: "dim" }, "Drag to zoom in, double-click to zoom out."));
+    bar.append(smoothing, scale, element("span", { class: "dim" }, "Drag or + zooms in, double-click or 0 zooms out."));
     container.before(bar);
   }
 
