@@ -183,15 +183,11 @@ def _content(lab: Path, runs: Sequence[RecordedRun], address: Callable[[Path], s
     labels = _labels(compared) if len(runs) > 1 else dict.fromkeys(compared.groups[0].runs, ("", ""))
     by_label = {labels[run.result.run_id]: run for run in runs}
     paths = {label: store.directory(lab, run.result.run_id) for label, run in by_label.items()}
-    tracks = {label: samples.read(path) for label, path in paths.items()}
     times = {label[-1]: rank_times(lab, run.result) for label, run in by_label.items()}
     sections = [_section(label[-1], run, paths[label], address(paths[label])) for label, run in by_label.items()]
     by_id = {run.result.run_id: run for run in runs}
-    of_metrics = curves.of_runs(by_label)
-    charts = curves.named_apart((*of_metrics, *curves.of_machine(tracks)))
     return {
-        "curves": charts[: len(of_metrics)],
-        "machine": charts[len(of_metrics) :],
+        **_charts(by_label, paths),
         "ranks": list(_ranks(times)),
         "sections": sections,
         "compared": compared,
@@ -201,8 +197,15 @@ def _content(lab: Path, runs: Sequence[RecordedRun], address: Callable[[Path], s
         "found_in": _found_in(compared),
         "remarks": _remarks(runs[0]) if len(runs) == 1 else {},
         "environments": [(group.name, _environment(by_id[group.runs[0]].facts)) for group in compared.groups],
-        **_looks(charts),
     }
+
+
+def _charts(runs: Mapping[Label, RecordedRun], paths: Mapping[Label, Path]) -> dict[str, object]:
+    """Return the charts of runs and of their machines, with data and styles."""
+    of_metrics = curves.of_runs(runs)
+    of_machine = curves.of_machine({label: samples.read(path) for label, path in paths.items()})
+    charts = curves.named_apart((*of_metrics, *of_machine))
+    return {"curves": charts[: len(of_metrics)], "machine": charts[len(of_metrics) :], **_looks(charts)}
 
 
 def _looks(charts: Sequence[Chart]) -> dict[str, object]:
