@@ -38,7 +38,7 @@ def routes(site: Site) -> list[BaseRoute]:
     from starlette.responses import StreamingResponse
     from starlette.routing import Route
 
-    watch = Watch(site)
+    listing = Listing(site)
 
     def page(_: Request) -> Response:
         """Return the page."""
@@ -47,23 +47,23 @@ def routes(site: Site) -> list[BaseRoute]:
     def rows(request: Request) -> Response:
         """Return the rows of the latest ``limit`` runs, or of all; for settings the ids of the runs with them."""
         if terms := request.query_params.getlist("setting"):
-            return as_json(Matching(watch.index.matching(terms)))
+            return as_json(Matching(listing.index.matching(terms)))
         limit = whole(request.query_params.get("limit"))
-        answer = as_json(watch.index.latest(limit))
+        answer = as_json(listing.index.latest(limit))
         if limit is None:
             # The first filter by a setting finds them in memory.
-            answer.background = BackgroundTask(watch.index.read_parameters)
+            answer.background = BackgroundTask(listing.index.read_parameters)
         return answer
 
     async def events(request: Request) -> Response:
         """Stream the rows that change, those since the last event or the rows of the page first."""
         last = request.headers.get("last-event-id") or request.query_params.get("since")
-        return StreamingResponse(changes(watch, whole(last) or 0), media_type="text/event-stream")
+        return StreamingResponse(changes(listing, whole(last) or 0), media_type="text/event-stream")
 
     return [Route("/", page), Route("/runs.json", rows), Route("/events", events)]
 
 
-class Watch:
+class Listing:
     """Rows of the runs, which all open pages look at together."""
 
     def __init__(self, site: Site) -> None:
@@ -100,19 +100,19 @@ class Watch:
             self.index.keep_states((), {})
 
 
-async def changes(watch: Watch, since: int) -> AsyncIterator[bytes]:
+async def changes(listing: Listing, since: int) -> AsyncIterator[bytes]:
     """Yield the rows that change after a change, as server-sent events, until the page is closed."""
     import anyio
     from anyio import to_thread
 
     while True:
         # A look that judges a run may take long: it goes on when the page is closed.
-        await to_thread.run_sync(watch.look, abandon_on_cancel=True)
-        rows = watch.index.since(since)
+        await to_thread.run_sync(listing.look, abandon_on_cancel=True)
+        rows = listing.index.since(since)
         if rows.runs or rows.removed:
             since = rows.change
             yield event("runs", rows, since)
-        await anyio.sleep(watch.pause())
+        await anyio.sleep(listing.pause())
 
 
 def event(name: str, data: object, number: int) -> bytes:

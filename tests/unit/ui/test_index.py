@@ -1,0 +1,227 @@
+"""Rows of the list of runs: kept in memory, read again when their record changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from support import records
+
+from labctl.records import note, store
+from labctl.records.active import ActiveRun
+from labctl.records.store import RunSummary
+from labctl.runs import compare
+from labctl.system import filelock
+from labctl.ui.index import Index, Row, Rows
+
+FIRST, SECOND, THIRD = (f"20261125-20361{number}-opt-tiny-{number}ac123" for number in range(3))
+OLD = 1_700_000_000
+
+
+def write(lab: Path, run_id: str, *, aged: bool = True, **result: object) -> Path:
+    """Write a record that changed long ago if ``aged``; return its directory."""
+    path = records.write(lab, run_id, **result)  # type: ignore[arg-type]
+    if aged:
+        os.utime(path, (OLD, OLD))
+        os.utime(path.parent, (OLD, OLD))
+    return path
+
+
+def unfinished(lab: Path, run_id: str) -> Path:
+    """Write the record of a run without a result; return its directory."""
+    path = records.write(lab, run_id)
+    (path / "result.json").unlink()
+    return path
+
+
+def by_id(rows: Rows) -> dict[str, Row]:
+    """Return rows by run id."""
+    return {row.id: row for row in rows.runs}
+
+
+def test_a_row_has_what_the_list_shows(tmp_path: Path) -> None:
+    path = write(tmp_path, FIRST, losses=(8.1, 4.8), throughput=80.5, checks=[])
+    note.write(path, "lr halved")
+    (row,) = Index(tmp_path).latest().runs
+    assert row == Row(
+        id=FIRST, short="0ac123", state="done", workload="opt-tiny", verdict="PASS", outcome="completed",
+        started=1795638975.0, seconds=23.4, loss=4.8, value=80.5, unit="samples/s", nodes=("worker-0", "worker-1"),
+        note="lr halved",
+    )  # fmt: skip
+
+
+def test_a_run_without_loss_and_throughput_shows_its_first_metric_by_name(tmp_path: Path) -> None:
+    write(tmp_path, FIRST, metrics={"busbw": {"value": 7.5, "unit": "GB/s"}, "latency": {"value": 1}})
+    (row,) = Index(tmp_path).latest().runs
+    assert (row.metric, row.value, row.unit, row.loss) == ("busbw", 7.5, "GB/s", None)
+
+
+def test_a_value_that_is_no_number_is_none(tmp_path: Path) -> None:
+    write(tmp_path, FIRST, metrics={"loss": {"first": 8.0, "last": None, "note": "nan"}, "throughput": {"value": "x"}})
+    (row,) = Index(tmp_path).latest().runs
+    assert (row.loss, row.value) == (None, None)
+
+
+def test_the_latest_runs_come_first_and_alone_if_asked_for(tmp_path: Path) -> None:
+    for run_id in (FIRST, THIRD, SECOND):
+        write(tmp_path, run_id)
+    runs = Index(tmp_path)
+    latest = runs.latest(2)
+    assert [row.id for row in latest.runs] == [THIRD, SECOND]
+    assert latest.total == 3
+    assert [row.id for row in runs.latest().runs] == [THIRD, SECOND, FIRST]
+
+
+def test_only_records_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note one of two old records: only that one is read, and is what came since."""
+    path = write(tmp_path, FIRST)
+    write(tmp_path, SECOND)
+    runs = Index(tmp_path)
+    change = runs.latest().change
+    note.write(path, "lr halved")
+    read: list[str] = []
+    summary = store.summary
+
+    def reading(lab: Path, run_id: str, active: Mapping[str, ActiveRun]) -> RunSummary:
+        """Note which record is read."""
+        read.append(run_id)
+        return summary(lab, run_id, active)
+
+    monkeypatch.setattr(store, "summary", reading)
+    runs.latest()
+    assert read == [FIRST]
+    assert [(row.id, row.note) for row in runs.since(change).runs] == [(FIRST, "lr halved")]
+
+
+def test_a_folder_that_has_just_changed_is_read_again(tmp_path: Path) -> None:
+    """Give a folder the time of change that it was read with, as a coarse clock does: its new result is seen."""
+    path = write(tmp_path, FIRST, aged=False)
+    runs = Index(tmp_path)
+    runs.latest()
+    when = path.stat().st_mtime_ns
+    shutil.rmtree(path)
+    records.write(tmp_path, FIRST, verdict="FAIL", cause="criteria")
+    os.utime(path, ns=(when, when))
+    assert [row.verdict for row in runs.latest().runs] == ["FAIL"]
+
+
+def test_new_and_removed_runs_come_once(tmp_path: Path) -> None:
+    path = write(tmp_path, FIRST)
+    runs = Index(tmp_path)
+    change = runs.latest().change
+    shutil.rmtree(path)
+    write(tmp_path, SECOND)
+    os.utime(path.parent, (OLD + 1, OLD + 1))
+    runs.latest()
+    since = runs.since(change)
+    assert ([row.id for row in since.runs], list(since.removed), since.total) == ([SECOND], [FIRST], 1)
+    runs.latest()
+    after = runs.since(since.change)
+    assert (after.runs, after.removed) == ([], [])
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\x00" * 64, '{"verdict": 3}'])
+def test_a_result_that_cannot_be_read_has_a_row_without_verdict(tmp_path: Path, content: str) -> None:
+    (write(tmp_path, FIRST) / "result.json").write_text(content)
+    (row,) = Index(tmp_path).latest().runs
+    assert (row.state, row.verdict, row.outcome) == ("done", "", "")
+
+
+def test_what_is_no_record_has_no_row(tmp_path: Path) -> None:
+    write(tmp_path, FIRST)
+    (tmp_path / "runs/notes").mkdir()
+    (tmp_path / "runs/file").touch()
+    (tmp_path / f"runs/{SECOND}").symlink_to(tmp_path / f"runs/{FIRST}")
+    assert [row.id for row in Index(tmp_path).latest().runs] == [FIRST]
+
+
+def test_without_runs_there_are_no_rows(tmp_path: Path) -> None:
+    assert Index(tmp_path).latest() == Rows(change=1, total=0, runs=[])
+
+
+def test_the_state_of_a_run_is_unknown_until_its_nodes_were_asked(tmp_path: Path) -> None:
+    """Tell of one of two runs that it runs: its step is a change; the other, asked for in vain, is orphaned."""
+    for run_id in (FIRST, SECOND):
+        unfinished(tmp_path, run_id)
+    runs = Index(tmp_path)
+    before = runs.latest()
+    assert {row.state for row in before.runs} == {"unknown"}
+    assert sorted(runs.without_result()) == [FIRST, SECOND]
+    active = ActiveRun(id=FIRST, nodes=("worker-0",), state="running", step="step 3/9")
+    runs.keep_states([FIRST, SECOND], {FIRST: active})
+    now = by_id(runs.since(before.change))
+    assert (now[FIRST].state, now[FIRST].step, now[FIRST].nodes) == ("running", "step 3/9", ("worker-0",))
+    assert now[SECOND].state == "orphaned"
+
+
+def test_a_run_that_a_labctl_here_records_is_running(tmp_path: Path) -> None:
+    unfinished(tmp_path, FIRST)
+    (tmp_path / filelock.RUNS).mkdir(parents=True)
+    with store.recording(tmp_path, FIRST):
+        assert [row.state for row in Index(tmp_path).latest().runs] == ["running"]
+
+
+def test_a_run_of_which_nothing_changes_does_not_come_again(tmp_path: Path) -> None:
+    """Ask twice for a run that stands at a step: though it gets older, its row is the same."""
+    unfinished(tmp_path, FIRST)
+    runs = Index(tmp_path)
+    active = {FIRST: ActiveRun(id=FIRST, nodes=("worker-0",), state="running", step="step 3/9")}
+    runs.keep_states([FIRST], active)
+    change = runs.latest().change
+    time.sleep(0.01)
+    runs.keep_states([FIRST], active)
+    assert runs.since(change).runs == []
+
+
+@pytest.mark.parametrize(
+    ("terms", "matching"),
+    [
+        (["LAB_NODES=2"], [SECOND, FIRST]),
+        (["LAB_NODES=2", "--lr=0.01"], [FIRST]),
+        (["lr=0.01"], [THIRD, FIRST]),
+        (["--lr=0.0"], []),
+        (["lr="], [THIRD, FIRST]),
+        (["launcher=deepspeed", "nodes=2"], [THIRD, SECOND, FIRST]),
+        (["rehearse=true"], [THIRD]),
+        (["HF_TOKEN=hf_abc"], []),
+        (["HF_TOKEN=", "api-token=sk_abc"], []),
+    ],
+)
+def test_runs_are_found_by_settings_options_and_arguments(
+    tmp_path: Path, terms: list[str], matching: list[str]
+) -> None:
+    """Find runs by what they were given; never by a secret, which nobody can guess by it."""
+    two = {"LAB_NODES": "2", "HF_TOKEN": "hf_abc"}
+    write(tmp_path, FIRST, arguments=("--lr", "0.01", "--api-token", "sk_abc"), settings=two)
+    write(tmp_path, SECOND, arguments=(), settings=two)
+    write(tmp_path, THIRD, arguments=("--lr=0.01",), settings={}, request={"options": {"rehearse": True, "words": []}})
+    runs = Index(tmp_path)
+    runs.latest()
+    assert runs.matching(terms) == matching
+
+
+def refuse(path: Path) -> dict[str, str]:
+    """Stand in for what reads settings, and must not any more."""
+    raise AssertionError(path)
+
+
+def test_settings_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, FIRST)
+    runs = Index(tmp_path)
+    runs.latest()
+    runs.read_parameters()
+    monkeypatch.setattr(compare, "parameters", refuse)
+    assert runs.matching(["LAB_NAME=demo"]) == [FIRST]
+
+
+def test_a_record_without_settings_and_job_matches_none(tmp_path: Path) -> None:
+    path = write(tmp_path, FIRST)
+    (path / "job.json").write_text("{")
+    (path / "settings.json").unlink()
+    runs = Index(tmp_path)
+    runs.latest()
+    assert runs.matching(["LAB_NAME=demo"]) == []

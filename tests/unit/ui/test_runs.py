@@ -1,0 +1,237 @@
+"""The list of runs: its addresses, and the stream of what changes in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import anyio
+import pytest
+from starlette.applications import Starlette
+from starlette.types import Message
+from support import records
+
+from labctl.config.context import Context
+from labctl.errors import HostError
+from labctl.records import note
+from labctl.records.active import ActiveRun
+from labctl.runs import judge, opening
+from labctl.ui import runs
+from labctl.ui.runs import Listing
+from labctl.ui.site import Site
+
+FIRST, SECOND = "20261125-203615-opt-tiny-9ac11f", "20261125-204001-opt-tiny-bb20e4"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look as often as a page asks."""
+    monkeypatch.setattr(runs, "INTERVAL", 0)
+    monkeypatch.setattr(runs, "SHORT", 0.01)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Return the pages of a lab without runs."""
+    (tmp_path / ".env").write_text("LAB_NAME=demo\n")
+    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    return Site(context=context, lab="demo", token="t")  # noqa: S106
+
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(site: Site) -> Ask:
+    """Return a function that asks the list's addresses, and returns the text or the JSON of the answer."""
+    app = Starlette(routes=runs.routes(site))
+
+    def asked(path: str, *query: tuple[str, str]) -> Any:
+        """Return what an address answers."""
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "query_string": urlencode(query).encode(),
+            "headers": [],
+        }
+        answer = anyio.run(answered, app, scope)
+        return json.loads(answer) if path.endswith(".json") else answer.decode()
+
+    return asked
+
+
+async def answered(app: Starlette, scope: dict[str, Any]) -> bytes:
+    """Return the body of an answer with status 200."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        """Return the end of the request."""
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        """Keep a part of the answer."""
+        sent.append(message)
+
+    await app(scope, receive, send)
+    assert sent[0]["status"] == 200
+    return b"".join(message.get("body", b"") for message in sent)
+
+
+def unfinished(lab: Path, run_id: str) -> None:
+    """Write the record of a run without a result."""
+    (records.write(lab, run_id) / "result.json").unlink()
+
+
+def told(event: bytes) -> tuple[int, dict[str, Any]]:
+    """Return number and data of a server-sent event; assert its form."""
+    number, name, data, *rest = event.decode().split("\n")
+    assert (name, rest) == ("event: runs", ["", ""])
+    return int(number.removeprefix("id: ")), json.loads(data.removeprefix("data: "))
+
+
+async def first(listing: Listing, since: int, seconds: float = 10) -> tuple[int, dict[str, Any]]:
+    """Return the first event after a change."""
+    with anyio.fail_after(seconds):
+        async with aclosing(runs.changes(listing, since)) as events:  # type: ignore[type-var]
+            async for event in events:
+                return told(event)
+    raise AssertionError("the stream ended")
+
+
+def test_the_page_of_a_lab_without_runs_says_how_to_begin(ask: Ask) -> None:
+    assert "<code>labctl run opt-tiny</code>" in ask("/")
+    assert ask("/runs.json") == {"change": 1, "total": 0, "runs": [], "removed": []}
+
+
+def test_rows_come_with_the_number_of_all_runs(site: Site, ask: Ask) -> None:
+    records.write(site.directory, FIRST, losses=(8.1, 4.8))
+    records.write(site.directory, SECOND, workload="<script>alert(1)</script>")
+    answer = ask("/runs.json", ("limit", "1"))
+    assert (answer["total"], [row["id"] for row in answer["runs"]]) == (2, [SECOND])
+    assert answer["runs"][0]["workload"] == "<script>alert(1)</script>"
+    assert [row.get("loss") for row in ask("/runs.json")["runs"]] == [None, 4.8]
+
+
+def test_runs_are_asked_for_by_settings(site: Site, ask: Ask) -> None:
+    records.write(site.directory, FIRST, arguments=("--lr", "0.01"))
+    records.write(site.directory, SECOND, arguments=("--lr", "0.1"))
+    ask("/runs.json")
+    assert ask("/runs.json", ("setting", "LAB_NAME=demo"), ("setting", "--lr=0.01")) == {"runs": [FIRST]}
+
+
+@pytest.mark.parametrize("limit", ["", "x", "-1", "1.5", "²"])
+def test_a_limit_that_is_no_number_is_none(site: Site, ask: Ask, limit: str) -> None:
+    records.write(site.directory, FIRST)
+    assert len(ask("/runs.json", ("limit", limit))["runs"]) == 1
+
+
+def test_changes_come_once_and_those_since_the_last_event_first(site: Site) -> None:
+    """Follow a run's note, then the same again: what has come does not come once more."""
+    path = records.write(site.directory, FIRST)
+    listing = Listing(site)
+    change = listing.index.latest().change
+
+    async def follow() -> None:
+        """Follow two changes, in two connections."""
+        note.write(path, "lr halved")
+        number, rows = await first(listing, change)
+        assert [(row["id"], row["note"]) for row in rows["runs"]] == [(FIRST, "lr halved")]
+        with pytest.raises(TimeoutError):
+            await first(listing, number, seconds=0.2)
+        records.write(site.directory, SECOND)
+        _, rows = await first(listing, number)
+        assert [row["id"] for row in rows["runs"]] == [SECOND]
+
+    anyio.run(follow)
+
+
+def test_the_nodes_are_asked_only_for_runs_without_a_result(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at an ended run: nothing is connected. With one under way its step comes, from its nodes."""
+    asked: list[Sequence[str]] = []
+
+    def judge_ended(_: object, unjudged: Sequence[str]) -> dict[str, ActiveRun]:
+        """Note which runs the nodes are asked for."""
+        asked.append(unjudged)
+        return active
+
+    active = {SECOND: ActiveRun(id=SECOND, nodes=("worker-0",), state="running", step="step 3/9")}
+    monkeypatch.setattr(opening, "connected", connected)
+    monkeypatch.setattr(judge, "judge_ended", judge_ended)
+    records.write(site.directory, FIRST)
+    listing = Listing(site)
+    listing.look()
+    assert asked == []
+    unfinished(site.directory, SECOND)
+    _, rows = anyio.run(first, listing, listing.index.latest().change - 1)
+    assert [(row["id"], row["state"], row["step"]) for row in rows["runs"]] == [(SECOND, "running", "step 3/9")]
+    assert asked == [[SECOND]]
+
+
+@contextmanager
+def connected(*_: object, **__: object) -> Iterator[None]:
+    """Stand in for a connection to a backend."""
+    yield
+
+
+def test_where_the_nodes_do_not_answer_a_run_is_unknown(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lose the engine of a running run: its state is unknown, and the list still comes."""
+
+    def refuse(*_: object) -> dict[str, ActiveRun]:
+        """Stand in for an engine that is gone."""
+        raise HostError("no engine")
+
+    active = {FIRST: ActiveRun(id=FIRST, nodes=(), state="running")}
+    unfinished(site.directory, FIRST)
+    listing = Listing(site)
+    monkeypatch.setattr(opening, "connected", connected)
+    for judged, state in ((lambda *_: active, "running"), (refuse, "unknown")):
+        monkeypatch.setattr(judge, "judge_ended", judged)
+        listing.look()
+        assert [row.state for row in listing.index.latest().runs] == [state]
+
+
+def test_pages_share_a_look(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for several pages within the interval, and while another page looks: the records are read once."""
+    looks: list[int] = []
+    monkeypatch.setattr(runs, "INTERVAL", 3600)
+    listing = Listing(site)
+    latest = listing.index.latest
+
+    def looking() -> None:
+        """Note a look, in which another page asks for one."""
+        looks.append(1)
+        listing.look()
+        latest()
+
+    monkeypatch.setattr(listing.index, "latest", looking)
+    monkeypatch.setattr(time, "monotonic", lambda: 10_000.0)
+    listing.look()
+    listing.look()
+    assert looks == [1]
+    assert listing.pause() == 3600
+
+
+def test_nothing_is_looked_at_once_the_page_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Close a stream after its first event: no look follows."""
+    path = records.write(site.directory, FIRST)
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    listing = Listing(site)
+    looks: list[int] = []
+    monkeypatch.setattr(listing, "_look", lambda: looks.append(len(listing.index.latest().runs)))
+
+    async def closed() -> int:
+        """Return the looks that follow a close."""
+        await first(listing, 0)
+        before = len(looks)
+        await anyio.sleep(0.1)
+        return len(looks) - before
+
+    assert anyio.run(closed) == 0
+    assert looks
