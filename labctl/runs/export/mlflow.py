@@ -183,7 +183,7 @@ def _tags(lab: Path, run: RecordedRun) -> dict[str, str]:
         "mlflow.source.name": run.command,
         "mlflow.source.git.commit": commit,
         "mlflow.user": owner().partition("@")[0],
-        "mlflow.note.content": getattr(store.summary(lab, result.run_id), "note", ""),
+        "mlflow.note.content": store.summary(lab, result.run_id).note,
     }
     return {name: text[: LONGEST["tags"]] for name, text in tags.items() if text}
 
