@@ -14,6 +14,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,15 +95,21 @@ def shortened(output: str) -> str:
 
 
 def draw_pictures(session: Session) -> None:
-    """Draw a run as `labctl top` shows it half way, and its report."""
+    """Draw a run half way, as `labctl top` and its page show it."""
     PICTURES.mkdir(exist_ok=True)
     session.run("labctl init mylab && cd mylab && labctl up && labctl run opt-tiny --detach")
     frame = watched(["labctl", "top"], session.directory, until=r"\b6\d/120")
     (PICTURES / "top.svg").write_text(svg(["$ labctl top", *frame]), encoding="utf-8")
-    session.run("labctl attach && labctl report --out page")
-    page = session.directory / "page/report.html"
-    page.write_text(page.read_text(encoding="utf-8").replace(str(session.home), "~"), encoding="utf-8")
-    screenshot(page, PICTURES / "report.png")
+    photograph("run/latest", session.directory, PICTURES / "ui.png")
+
+
+def photograph(path: str, directory: Path, picture: Path) -> None:
+    """Photograph the beginning of a page of `labctl ui`."""
+    served = subprocess.Popen(["labctl", "ui"], cwd=directory, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    assert served.stdout
+    screenshot(served.stdout.readline().strip() + path, picture)
+    served.send_signal(signal.SIGINT)
+    served.wait()
 
 
 def watched(command: list[str], directory: Path, until: str) -> list[str]:
@@ -157,13 +164,13 @@ def svg(lines: list[str]) -> str:
     return "\n".join((*head, *rows, "</svg>\n"))
 
 
-def screenshot(page: Path, picture: Path) -> None:
-    """Photograph the beginning of an HTML page in 32 colors."""
+def screenshot(address: str, picture: Path) -> None:
+    """Photograph the beginning of an HTML page in 64 colors, once its charts are drawn."""
     from PIL import Image
 
     browser = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
-    options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1150", f"--screenshot={picture}"]
-    subprocess.run([browser, *options, page.as_uri()], check=True, stderr=subprocess.DEVNULL)
+    options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1150", "--timeout=5000", f"--screenshot={picture}"]
+    subprocess.run([browser, *options, address], check=True, stderr=subprocess.DEVNULL)
     with Image.open(picture) as image:
         image.convert("RGB").quantize(64).save(picture, optimize=True)
 
