@@ -68,7 +68,7 @@ class Reader:
         if not events:
             return ""
         place = "-".join(map(str, (self._log or 0, self._metrics, *self._samples)))
-        return "\n".join((*events, f"id: {place}\n\n"))
+        return "\n".join(events) + f"id: {place}\n\n"
 
     def _points(self) -> Iterator[str]:
         """Yield the charts that have appeared, and the points that are new."""

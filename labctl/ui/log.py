@@ -311,7 +311,7 @@ class Log:
         """Return a line longer than a piece: its beginning, or its end if a progress bar was drawn again there."""
         last = self._lines.read(end - LONGEST, end).removesuffix(b"\n")
         part = last if b"\r" in last else self._lines.read(begin, begin + LONGEST)
-        return Span(begin, part, end - begin)
+        return Span(begin, part, end - begin - 1)
 
     def _marks(self, number: int, lines: int) -> list[bytes]:
         """Return time and rank of lines as output.times has them; empty for those that it lacks."""

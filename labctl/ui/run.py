@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl import flows
 from labctl.errors import ConfigError
@@ -96,8 +97,11 @@ def content(site: Site, run_id: str) -> dict[str, Any]:
     result = shown.result or provisional(site, shown.summary)
     recorded = compare.read(site.directory, result)
     entries, _ = files.listed(store.directory(site.directory, run_id), ())
+    page = reports.served(site.directory, [recorded], site.root)
     return {
-        **reports.served(site.directory, [recorded], site.root),
+        **page,
+        # All files are listed on the page.
+        "sections": [replace(section, links={}) for section in page["sections"]],
         "run_id": run_id,
         "note": shown.summary.note,
         "running": not shown.result,

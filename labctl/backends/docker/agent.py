@@ -190,6 +190,7 @@ class Follower:
     def read(self, texts: Sequence[str]) -> None:
         """Parse the agent's output: pass the run's lines on; note their place, the run's end, other messages."""
         lines, last, ended = [], "", self.ended
+        is_silent = set(texts) == {"beat"}
         for text in texts:
             place, _, rest = text.partition(" ")
             if place.isdecimal():
@@ -200,11 +201,12 @@ class Follower:
                 self.heard, ended = time.monotonic(), decode(rest, Ended)
             else:
                 self._read_word(place, rest, text)
-        if lines:
+        if lines or is_silent:
             self.heard = time.monotonic()
             self.refused = True
             self._on_lines(lines)
             self.refused = False
+        if lines:
             self.place = int(last)
         # Last, as another thread may wait for it.
         self.ended = ended

@@ -283,6 +283,9 @@
     return;
   }
 
+  // What the page said when it was made does not grow.
+  for (const old of document.querySelectorAll("header .headline, figcaption .dim")) old.hidden = true;
+
   let stopping = false;
   asking("stop", "stopping", async () => {
     stopping = true;

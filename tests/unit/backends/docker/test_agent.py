@@ -172,6 +172,15 @@ def test_a_run_is_over_only_when_its_last_lines_have_been_passed_on() -> None:
     assert (received, ends, follower.ended is not None) == (["one", "two"], [False, False], True)
 
 
+def test_a_silent_second_passes_on_no_lines() -> None:
+    """So that who follows a run can leave it, and the next line is that after the last."""
+    received: list[Sequence[Line]] = []
+    follower = Follower(received.append)
+    follower.read(["7 0.5 one"])
+    follower.read(["beat"])
+    assert (received[1:], follower.place) == ([[]], 7)
+
+
 def test_an_agent_that_fails_without_a_word_has_launched_nothing() -> None:
     """An agent that exits with 137 and no line raises LaunchError."""
 

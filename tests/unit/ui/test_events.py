@@ -1,0 +1,265 @@
+"""Events of runs under way: on a made-up backend, and of files that grow."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.harness import wait_until
+
+from labctl import flows
+from labctl.config.context import Context
+from labctl.config.settings import BACKENDS
+from labctl.jobs.request import RunOptions
+from labctl.records import store
+from labctl.system import filelock
+from labctl.ui import events, watch
+from labctl.ui.events import Reader
+from labctl.ui.watch import Watch, Watches
+
+WORKLOAD = """\
+description: made up
+launcher: mpirun
+script: made_up.py
+timeout: 1m
+metrics:
+  loss: {pattern: 'loss (\\S+)'}
+rehearse: {}
+"""
+PROGRAM = """\
+import os, pathlib, sys, time
+folder = pathlib.Path({folder!r})
+for step in range(1, 10):
+    while not (folder / str(step)).exists():
+        if (folder / "end").exists():
+            sys.exit()
+        time.sleep(0.01)
+    if os.environ["RANK"] == "0":
+        print("step %d/9 loss %d" % (step, 10 - step), flush=True)
+"""
+LIMIT = 30
+Event = tuple[str, Any]
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    """Yield a context of a lab of two made-up nodes that is up, with a workload; nodes are asked often."""
+    monkeypatch.setitem(BACKENDS, "made-up", "support.made_up_backend")
+    monkeypatch.setattr("labctl.system.load.SCRIPT", "true")
+    monkeypatch.setattr(watch, "PACE", 0.05)
+    monkeypatch.setattr(events, "TICK", 0.01)
+    lab = tmp_path / "lab"
+    flows.init(lab)
+    settings = ("LAB_NAME=demo", "LAB_ENGINE=made-up", "LAB_NODES=2", f"HOST_CACHE_PATH={tmp_path}/cache")
+    (lab / ".env").write_text("\n".join(settings))
+    (lab / "workloads/mine").mkdir()
+    (lab / "workloads/mine/workload.yml").write_text(WORKLOAD)
+    (lab / "workloads/mine/made_up.py").write_text(PROGRAM.format(folder=str(tmp_path / "steps")))
+    made = Context(directory=lab, environ={}, emit=lambda _: None, flags={})
+    flows.up(made)
+    yield made
+    (steps(made) / "end").touch()
+    flows.down(made)
+
+
+def steps(context: Context) -> Path:
+    """Return the folder in which a file lets the ranks take a step."""
+    folder = context.directory.parent / "steps"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def take(context: Context, *numbers: int) -> None:
+    """Let the ranks take these steps."""
+    for number in numbers:
+        (steps(context) / str(number)).touch()
+
+
+def detached(context: Context) -> str:
+    """Start a run that nothing follows; return its id."""
+    return flows.launch(context, "mine", RunOptions(detach=True)).run_id
+
+
+def parsed(text: str) -> list[Event]:
+    """Return the names and data of events."""
+    found: list[Event] = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "event" in fields:
+            found.append((fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def place(text: str) -> str:
+    """Return the last id in a text of events."""
+    return text.rpartition("\nid: ")[2].split("\n")[0]
+
+
+class Page:
+    """What a page has got so far."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader, self.events = reader, list[Event]()
+        self.place = ""
+
+    def has(self, condition: Callable[[], bool]) -> None:
+        """Read until a condition holds."""
+
+        def read() -> bool:
+            text = self.reader.read()
+            self.events += parsed(text)
+            self.place = place(text) if text else self.place
+            return condition()
+
+        wait_until(read, LIMIT, "what the page should have got")
+
+    @property
+    def texts(self) -> list[str]:
+        """Return the lines of the log that ranks printed."""
+        logs = [data["lines"] for name, data in self.events if name == "log"]
+        return [line["text"] for lines in logs for line in lines if "loss" in line["text"]]
+
+    def points(self, chart: str) -> list[list[float]]:
+        """Return the points of a chart."""
+        lines = [line for name, data in self.events if name == "points" for line in data]
+        return [point for line in lines if line["chart"] == chart for point in line["points"]]
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the events."""
+        return [name for name, _ in self.events]
+
+
+def test_a_detached_run_is_followed_to_its_end_and_judged(context: Context) -> None:
+    """Its lines, curve, samples and steps come as they are printed; at the end its result is written, and they end."""
+    run_id = detached(context)
+    with Watches(context).watching(run_id) as watched:
+        page = Page(Reader(watched, ""))
+        take(context, 1, 2)
+        page.has(lambda: len(page.points("loss")) == 2 and bool(page.points("cpu")))
+        assert page.points("loss") == [[1, 9], [2, 8]]
+        assert page.texts == ["step 1/9 loss 9", "step 2/9 loss 8"]
+        charts = {data["name"]: data for name, data in page.events if name == "chart"}
+        assert (charts["loss"]["along"], charts["loss"]["section"]) == ("step", "curves")
+        assert (charts["cpu"]["along"], charts["cpu"]["section"]) == ("seconds", "machine")
+        state = [data for name, data in page.events if name == "state"][-1]
+        assert (state["state"], state["step"], state["steps"]) == ("running", 2, 9)
+        assert [node["node"] for node in state["nodes"]] == ["worker-0", "worker-1"]
+        assert not watched.has_ended
+        take(context, *range(3, 10))
+        page.has(lambda: "ended" in page.names)
+    assert [point[0] for point in page.points("loss")] == list(range(1, 10))
+    assert page.names[-1] == "ended"
+    result = store.read_result(context.directory, run_id)
+    assert result is not None
+    assert result.verdict == "PASS"
+
+
+def test_what_has_come_is_not_sent_again(context: Context) -> None:
+    """A page that comes back with its place gets what was printed meanwhile, and nothing twice."""
+    watches, run_id = Watches(context), detached(context)
+    with watches.watching(run_id) as watched:
+        page = Page(Reader(watched, ""))
+        take(context, 1, 2)
+        page.has(lambda: len(page.points("loss")) == 2)
+    take(context, 3)
+    with watches.watching(run_id) as watched:
+        again = Page(Reader(watched, page.place))
+        again.has(lambda: len(again.points("loss")) > 0 and bool(again.texts))
+        assert (again.points("loss"), again.texts) == ([[3, 7]], ["step 3/9 loss 7"])
+
+
+def test_a_run_that_a_process_records_is_read_from_its_record(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing follows it a second time, and what follows it judges it."""
+
+    def never(*_: Any) -> None:
+        """Fail."""
+        raise AssertionError
+
+    monkeypatch.setattr(Watch, "_follow", never)
+    run_id = detached(context)
+    following = threading.Thread(target=lambda: flows.attach(context, run_id))
+    following.start()
+    take(context, 1)
+    lock = store.lock(context.directory, run_id)
+    wait_until(lambda: filelock.is_held(lock), LIMIT, "the run is recorded")
+    with Watches(context).watching(run_id) as watched:
+        page = Page(Reader(watched, ""))
+        page.has(lambda: page.points("loss") == [[1, 9]])
+        assert watched.folder == context.directory / "runs" / run_id
+        take(context, *range(2, 10))
+        page.has(lambda: "ended" in page.names)
+    following.join(LIMIT)
+    assert page.texts[-1] == "step 9/9 loss 1"
+
+
+def test_pages_of_a_run_share_one_follower_that_ends_with_the_last(context: Context) -> None:
+    """Then no thread and no file is left."""
+    watches, run_id = Watches(context), detached(context)
+    with ExitStack() as pages:
+        first, second = (pages.enter_context(watches.watching(run_id)) for _ in range(2))
+        assert first is second
+        page = Page(Reader(first, ""))
+        take(context, 1)
+        page.has(lambda: bool(page.texts))
+        own = first.folder
+        assert watches.folder(run_id) == own != context.directory / "runs" / run_id
+    wait_until(lambda: not (own.exists() or working()), LIMIT, "all has ended")
+    assert watches.folder(run_id) == context.directory / "runs" / run_id
+
+
+def working() -> list[str]:
+    """Return the names of the threads in which a watch works."""
+    return [thread.name for thread in threading.enumerate() if "fulfil" in thread.name]
+
+
+def test_a_flood_of_lines_reaches_a_page_in_part(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last lines come, with how many others there are."""
+    run_id = detached(context)
+    monkeypatch.setattr(Watch, "_look", lambda *_: None)
+    record = context.directory / "runs" / run_id
+    with Watches(context).watching(run_id) as watched:
+        (record / "output.log").write_text("first\n")
+        reader = Reader(watched, "")
+        assert "first" in reader.read()
+        with (record / "output.log").open("a") as log:
+            log.write("flood\n" * 100_000)
+        (flood,) = [data for name, data in parsed(reader.read()) if name == "log"]
+        assert (len(flood["lines"]), flood["skipped"]) == (events.MOST_LINES, 100_000 - events.MOST_LINES)
+        assert flood["lines"][-1]["number"] == 100_001
+
+
+def test_the_stream_says_when_to_try_again_beats_and_ends(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT", 0.02)
+    run_id = detached(context)
+    heard: list[str] = []
+
+    async def listen() -> None:
+        """Read the stream to its end; let the run end once there was a heartbeat."""
+        with anyio.fail_after(LIMIT):
+            async for text in events.stream(Watches(context), run_id, ""):
+                heard.append(text)
+                if text == events.BEAT:
+                    take(context, *range(1, 10))
+
+    anyio.run(listen)
+    assert heard[0] == "retry: 2000\n\n"
+    assert events.BEAT in heard
+    assert parsed(heard[-1])[-1] == ("ended", {})
+    assert all(text.endswith("\n\n") for text in heard)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-2-x", "-1", "9" * 99, "1-2\n"])
+def test_a_place_that_is_none_begins_anew(context: Context, text: str) -> None:
+    (steps(context) / "end").touch()
+    with Watches(context).watching(detached(context)) as watched:
+        reader = Reader(watched, text)
+        assert (reader._log, reader._metrics, reader._samples) == (None, 0, [0, 0])

@@ -1,0 +1,162 @@
+"""The page of a run: what it shows, and what it takes from a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from support import records
+
+from labctl.config.context import Context
+from labctl.errors import HostError
+from labctl.jobs.job import GRACE
+from labctl.model import Hang
+from labctl.records import note as notes
+from labctl.ui import app
+from labctl.ui.site import Site
+
+RUN = "20260102-030405-opt-tiny-0000aa"
+PAGE = f"/token/run/{RUN}"
+OWN = {"origin": "http://127.0.0.1", "content-type": "application/json"}
+SCRIPT = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """Make a directory a lab."""
+    (tmp_path / ".env").write_text("LAB_NAME=demo\n")
+    return tmp_path
+
+
+@pytest.fixture
+def client(lab: Path) -> TestClient:
+    """Return a client of the lab's pages."""
+    context = Context(directory=lab, environ={}, emit=lambda _: None, flags={})
+    site = Site(context=context, lab="demo", token="token")  # noqa: S106
+    return TestClient(app.application(site), base_url="http://127.0.0.1")
+
+
+def under_way(lab: Path) -> None:
+    """Write the record of a run that has no result."""
+    record = records.write(lab, RUN, log="step 1\n")
+    (record / "result.json").unlink()
+
+
+def test_an_ended_run_has_verdict_files_and_log(client: TestClient, lab: Path) -> None:
+    """It opens no events, and has nothing to stop."""
+    records.write(lab, RUN, losses=(8.0, 4.0), log="one\n")
+    page = client.get(PAGE).text
+    assert "All criteria met on 2 ranks." in page
+    assert f'href="{PAGE}/files/metrics.jsonl"' in page
+    assert 'data-running=""' in page
+    assert 'id="stop"' not in page
+    assert page.count(">output.log</a>") == 2
+    log = client.get(f"{PAGE}/log").json()
+    assert [line["text"] for line in log["lines"]] == ["one"]
+
+
+def test_a_run_under_way_has_its_page_without_asking_the_nodes(client: TestClient, lab: Path) -> None:
+    under_way(lab)
+    page = client.get(PAGE).text
+    assert "RUNNING" in page
+    assert 'data-running="yes"' in page
+    assert 'id="stop"' in page
+
+
+def test_what_an_ended_run_waited_for_is_shown(client: TestClient, lab: Path) -> None:
+    hang = {"kind": "hang", "sentence": "rank 1 never came", "lines": ["rank 0 waits"]}
+    records.write(lab, RUN, verdict="ERROR", cause="stalled", message="stalled", hang=hang)
+    page = client.get(PAGE).text
+    assert "rank 1 never came" in page
+    assert "rank 0 waits" in page
+
+
+def test_a_run_is_found_by_what_names_it(client: TestClient, lab: Path) -> None:
+    records.write(lab, RUN)
+    for name in ("latest", "0000aa"):
+        answer = client.get(f"/token/run/{name}", follow_redirects=False)
+        assert answer.headers["location"] == PAGE
+
+
+@pytest.mark.parametrize("name", ["nothing", "%2e%2e", "a%00b", SCRIPT.replace("/", "%2f"), "*", "x" * 3000])
+def test_another_name_gives_an_error(client: TestClient, lab: Path, name: str) -> None:
+    records.write(lab, RUN)
+    for rest in ("", "/log", "/files/", "/events"):
+        answer = client.get(f"/token/run/{name}{rest}", headers={"accept": "text/html"})
+        assert answer.status_code == 404
+        assert SCRIPT not in answer.text
+
+
+def test_texts_of_a_run_are_no_part_of_its_page(client: TestClient, lab: Path) -> None:
+    path = records.write(lab, RUN, workload=SCRIPT, message=SCRIPT, log=f"{SCRIPT}\n", arguments=(SCRIPT,))
+    notes.write(path, f'"{SCRIPT}')
+    page = client.get(PAGE).text
+    assert SCRIPT not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("query", "texts"),
+    [
+        ("before=2", ["line 8", "line 9"]),
+        ("end=14&before=1", ["line 1"]),
+        ("begin=7&after=1", ["line 1"]),
+        ("search=LINE+5", ["line 5"]),
+        ("rank=1&before=2", ["line 7", "line 9"]),
+        ("search=line&rank=1&before=1", ["line 1", "line 3", "line 5", "line 7", "line 9"]),
+        ("before=999999999&begin=", [f"line {number}" for number in range(10)]),
+    ],
+)
+def test_windows_of_the_log(client: TestClient, lab: Path, query: str, texts: list[str]) -> None:
+    path = records.write(lab, RUN, log="".join(f"line {number}\n" for number in range(10)))
+    (path / "output.times").write_text("".join(f"{number}.0 {number % 2}\n" for number in range(10)))
+    assert [line["text"] for line in client.get(f"{PAGE}/log?{query}").json()["lines"]] == texts
+
+
+@pytest.mark.parametrize("query", ["end=x", "begin=-1", "rank=1.5", "before=%C2%B2", "end=" + "9" * 40])
+def test_a_number_that_is_none_is_refused(client: TestClient, lab: Path, query: str) -> None:
+    records.write(lab, RUN, log="line\n")
+    answer = client.get(f"{PAGE}/log?{query}")
+    assert answer.status_code == 409
+    assert "is no number" in answer.json()["error"]["message"]
+
+
+def test_a_note_is_kept(client: TestClient, lab: Path) -> None:
+    """From this page only; what is none is refused."""
+    path = records.write(lab, RUN)
+    assert client.post(f"{PAGE}/note", json={"text": "mine"}).status_code == 403
+    assert client.post(f"{PAGE}/note", json={"text": "mine"}, headers=OWN).json()["note"] == "mine"
+    assert notes.read(path) == "mine"
+    assert "mine" in client.get(PAGE).text
+    for body in (b"", b"{}", b'{"text": 1}', b"[" * 5000):
+        assert client.post(f"{PAGE}/note", content=body, headers=OWN).status_code == 409
+    assert notes.read(path) == "mine"
+
+
+def test_stop_and_stacks_are_the_commands_own_flows(
+    client: TestClient, lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Called once each, for this run; their errors reach the page."""
+    under_way(lab)
+    asked: list[tuple[Any, ...]] = []
+
+    def stacks(*given: Any) -> Hang:
+        """Keep what is asked, and answer."""
+        asked.append(given[1:])
+        return Hang(kind="", sentence="why")
+
+    def stop(*given: Any) -> None:
+        """Keep what is asked, and fail."""
+        asked.append(given[1:])
+        raise HostError("it has ended", hint="labctl show")
+
+    monkeypatch.setattr("labctl.flows.stacks", stacks)
+    monkeypatch.setattr("labctl.flows.stop", stop)
+    assert client.post(f"{PAGE}/stacks", headers=OWN).json()["sentence"] == "why"
+    answer = client.post(f"{PAGE}/stop", headers=OWN)
+    assert answer.json() == {"error": {"message": "it has ended", "hint": "labctl show"}}
+    assert asked == [(RUN,), (RUN, GRACE)]
+    assert client.get(f"{PAGE}/stop").status_code == client.get(f"{PAGE}/stacks").status_code == 405
+    assert client.post(f"{PAGE}/stop").status_code == 403
