@@ -31,7 +31,7 @@ window.filtered = null;
   addEventListener("input", () => { typed = performance.now(); window.filtered = null; }, true);
   new MutationObserver((changes) => {
     seen("rows", "main table tbody tr");
-    seen("log", "[role=log] > *");
+    seen("log", "#log-lines > *");
     const rows = changes.some((change) => change.target.closest && change.target.closest("tbody"));
     if (rows && typed !== null) {
       const began = typed;
