@@ -84,8 +84,9 @@ class Watch:
         begin(self._look_after)
 
     def leave(self) -> None:
-        """End all work."""
+        """End all work, and remove what was read."""
         self._over.set()
+        self._folder.cleanup()
 
     @property
     def has_ended(self) -> bool:
@@ -132,9 +133,6 @@ class Watch:
                     wait((self._follower,), LEAVING)
         except LabError as error:
             self._problem = error.message
-        finally:
-            self._over.wait()
-            self._folder.cleanup()
 
     def _look(self, backend: Backend, run: Run) -> None:
         """Follow the output if nobody here does, ask the nodes for samples, and see if the run waits for nodes."""
@@ -171,7 +169,8 @@ class Watch:
 
 def _ask(backend: Backend, run: Run, table: Table) -> None:
     """Add the samples of a node that are new; one that does not answer is asked again later."""
-    with suppress(LabError):
+    # The last page may leave meanwhile, and the folder with it.
+    with suppress(LabError, FileNotFoundError):
         table.add(backend.exec(run, table.node, table.rest(run.job), limit=samples.LIMIT).out)
 
 
