@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from labctl.errors import HostError
 from labctl.records import store
 from labctl.records.metrics import Sample, Sampler, searched
 from labctl.system import files
-from labctl.system.decode import decode
+from labctl.system.decode import decode, decode_lines
 
 MOST = 1 << 14
 """Samples of a metric to keep in memory."""
@@ -30,13 +30,23 @@ def read(lab: Path, run_id: str) -> Iterator[Sample]:
         yield from _read_output(lab, run_id)
         return
     with stream:
-        for line in stream:
-            try:
-                sample = decode(line, Sample)
-            except msgspec.DecodeError:
-                # The last line is incomplete if the run is running, or its labctl was killed.
+        while lines := stream.readlines(store.PIECE):
+            samples = _decoded(lines)
+            yield from samples
+            # The last line is incomplete if the run is running, or its labctl was killed.
+            if len(samples) < len(lines):
                 return
-            yield sample
+
+
+def _decoded(lines: Sequence[bytes]) -> Sequence[Sample]:
+    """Return the samples in lines, up to one that is incomplete."""
+    with suppress(msgspec.DecodeError):
+        return decode_lines(b"".join(lines), Sample)
+    samples: list[Sample] = []
+    with suppress(msgspec.DecodeError):
+        for line in lines:
+            samples.append(decode(line, Sample))  # noqa: PERF401 - those before an error are kept
+    return samples
 
 
 def _read_output(lab: Path, run_id: str) -> Iterator[Sample]:
@@ -51,21 +61,37 @@ def _read_output(lab: Path, run_id: str) -> Iterator[Sample]:
             yield from sampler.read(searched(line.decode("utf-8", "replace").rstrip("\n")))
 
 
+class _Thinned:
+    """Samples of a metric, of which more are left out the more there are."""
+
+    __slots__ = ("every", "kept", "passed")
+
+    def __init__(self) -> None:
+        self.kept: list[Sample] = []
+        self.every = 1
+        self.passed = 0
+        """Number of samples to leave out next."""
+
+    def keep(self, sample: Sample) -> None:
+        """Keep a sample, and of all that are kept every second one if they are more than MOST."""
+        self.kept.append(sample)
+        if len(self.kept) > MOST:
+            del self.kept[1::2]
+            self.every *= 2
+        self.passed = self.every - 1
+
+
 def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:
     """Map each metric to its samples in order, thinned to at most MOST by leaving out every second one."""
-    kept: dict[str, list[Sample]] = {}
-    count: Counter[str] = Counter()
-    every: dict[str, int] = {}
+    thinned: dict[str, _Thinned] = {}
     for sample in samples:
-        name = sample.metric
-        if count[name] % every.setdefault(name, 1) == 0:
-            of = kept.setdefault(name, [])
-            of.append(sample)
-            if len(of) > MOST:
-                del of[1::2]
-                every[name] *= 2
-        count[name] += 1
-    return kept
+        # Of a million samples, nearly all end here.
+        of = thinned.get(sample.metric)
+        if of and of.passed:
+            of.passed -= 1
+        else:
+            thinned.setdefault(sample.metric, of or _Thinned()).keep(sample)
+    return {name: of.kept for name, of in thinned.items()}
 
 
 def step_times(by_metric: Mapping[str, Sequence[Sample]]) -> list[tuple[int, float]]:

@@ -19,6 +19,12 @@ def decode(content: bytes | str, kind: type[T]) -> T:
         return msgspec.json.decode(content, type=kind, dec_hook=_hook)
 
 
+def decode_lines(content: bytes, kind: type[T]) -> list[T]:
+    """Decode a JSON value per line into ``kind``. Errors as ``decode``; quicker than line by line."""
+    with _LOCK:
+        return msgspec.json.Decoder(kind, dec_hook=_hook).decode_lines(content)
+
+
 def convert(value: Any, kind: type[T]) -> T:
     """Convert decoded JSON into a ``kind``. msgspec.ValidationError if it does not match."""
     with _LOCK:
