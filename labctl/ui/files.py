@@ -58,9 +58,9 @@ def routes(site: Site) -> list[BaseRoute]:
 
 def answer(site: Site, run_id: str, path: str) -> Response:
     """Return a file, or a page with the entries of a folder. ConfigError if the record has neither by this path."""
-    root, parts = store.directory(site.directory, run_id), [part for part in path.split("/") if part]
+    root, parts = store.directory(site.directory, run_id), path.removesuffix("/").split("/") if path else []
     try:
-        kept = opened(root, parts)
+        kept = opened(root, parts, folder=path.endswith("/"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"run {run_id} has no file `{path}`", hint=f"ls -l {root}") from error
     if kept:
@@ -74,20 +74,25 @@ def answer(site: Site, run_id: str, path: str) -> Response:
     return site.page("folder.html.j2", here="", entries=entries, others=others, **values)
 
 
-def opened(root: Path, parts: Sequence[str]) -> BinaryIO | None:
-    """Open a file below a folder without following a link on the way; None if it is a folder. OSError if neither."""
+def opened(root: Path, parts: Sequence[str], *, folder: bool = False) -> BinaryIO | None:
+    """Open a file below a folder without following a link on the way; None if it is a folder. OSError if neither.
+
+    ``folder``: it has to be one.
+    """
     if not all(map(_is_name, parts)):
         raise OSError("not below the record")
-    with files.open_below(root, Path(*parts[:-1])) as folder:
+    with files.open_below(root, Path(*parts[:-1])) as above:
         name = parts[-1] if parts else "."
-        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        if stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
             return None
-        return files.open_regular(name, folder)
+        if folder:
+            raise NotADirectoryError(name)
+        return files.open_regular(name, above)
 
 
 def _is_name(part: str) -> bool:
     """Tell if a part of a path is the name of an entry."""
-    return part not in (".", "..") and "\0" not in part
+    return part not in ("", ".", "..") and "\0" not in part
 
 
 def listed(root: Path, parts: Sequence[str]) -> tuple[list[Entry], int]:

@@ -74,6 +74,8 @@ def test_a_text_that_is_cut_within_a_character_is_a_text() -> None:
         "pipe",
         "none",
         "output.log/x",
+        "output.log/",
+        "work//train.py",
         "a%00b",
     ],
 )
