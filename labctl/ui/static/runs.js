@@ -263,6 +263,7 @@ function apply() {
   const isFiltered = ["query", "workload", "verdict", "since"].some((name) => state[name]);
   element("count").textContent = isFiltered ? `${order.length.toLocaleString("en-US")} of ${count(total)}` : count(total);
   element("all").hidden = !isFiltered;
+  element("reading").hidden = true;
   element("none").hidden = total > 0;
   element("controls").hidden = total === 0;
   showPicked();
@@ -306,6 +307,7 @@ function showWorkloads() {
 }
 
 function showError(error) {
+  element("reading").hidden = true;
   element("failed").textContent = error ? plain(String(error.message)) : "";
   element("failed").hidden = !error;
 }
