@@ -208,7 +208,7 @@ def _without_packages(facts: Mapping[str, str]) -> dict[str, str]:
 def _settings(path: Path) -> dict[str, str]:
     """Return the recorded settings of a run, without secrets that have no value."""
     settings = store.settings(path)
-    return {key: value for key, value in settings.items() if not (sounds_secret(key) and value == "unset")}
+    return {key: value for key, value in settings.items() if not (value == "unset" and sounds_secret(key))}
 
 
 def redact_fact(name: str, value: str) -> str:
