@@ -180,7 +180,8 @@ def table(batches: Sequence[Batch], now: float, *, rounds: bool) -> tuple[Row, .
     for number, batch in enumerate(batches, 1):
         middle = _median(batch) if rounds else None
         jobs = sorted(batch.jobs, key=lambda job: job.began or math.inf)
-        rows += [_row(job, batch, number if rounds else None, middle, now) for job in jobs]
+        round_ = number if rounds else None
+        rows += [_row(job, batch, round_, middle, since=batches[0].began, now=now) for job in jobs]
     return tuple(rows)
 
 
@@ -190,16 +191,16 @@ def _median(batch: Batch) -> float | None:
     return median(values) if len(values) > 1 else None
 
 
-def _row(job: BatchJob, batch: Batch, number: int | None, middle: float | None, now: float) -> Row:
-    """Return the row of a job."""
+def _row(job: BatchJob, batch: Batch, round_: int | None, middle: float | None, *, since: float, now: float) -> Row:
+    """Return the row of a job, whose beginning is told from ``since``."""
     share = human.share(job.value / middle) if job.value is not None and middle else ""
     return Row(
         job=f"{job.job} ({job.repeat})" if job.repeat > 1 else job.job,
-        round=number,
+        round=round_,
         nodes=job.nodes,
         kind=kind(job),
         word=word(job),
-        began=human.duration(job.began - batch.began) if job.began else "",
+        began=human.duration(max(0.0, job.began - since)) if job.began else "",
         seconds=human.duration(_end(job, now) - job.began) if job.began else "",
         value="" if job.value is None else f"{human.number(job.value)} {batch.unit}".rstrip(),
         of_median=share,

@@ -10,6 +10,7 @@ import pytest
 from support.harness import wait_until
 
 from labctl import flows
+from labctl.batches import search
 from labctl.config.context import Context
 from labctl.config.settings import BACKENDS
 from labctl.errors import ConfigError, HostError
@@ -115,6 +116,11 @@ def test_a_slow_node_is_found_by_bisecting(context: Context, directory: Path) ->
     report = flows.bisect(context, "mine", RunOptions(), lambda _: None, minimum=5, out=directory / "rounds")
     assert [(bad.node, bad.kind) for bad in report.diagnosis.bad] == [("worker-2", "slow")]
     assert set(report.diagnosis.good) == {"worker-0", "worker-1", "worker-3"}
+    # What a page shows later.
+    assert search.read_report(directory / "rounds") == report
+    notes = search.read_notes(directory / "rounds")
+    assert len([note for note in notes if note.startswith("round ")]) == report.diagnosis.rounds
+    assert any(note.startswith("worker-2 is slow") for note in notes)
 
 
 def test_a_search_keeps_the_load_before_each_round_and_notes_a_busy_host_once(

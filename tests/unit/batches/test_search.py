@@ -15,6 +15,7 @@ from labctl.batches.bisect import BadNode, Diagnosis
 from labctl.batches.record import Batch, BatchJob
 from labctl.batches.search import Rounded
 from labctl.config import hostfile
+from labctl.config.context import Context
 from labctl.model import Lab, Metric
 
 Speed = Callable[[tuple[str, ...]], float | None]
@@ -163,3 +164,13 @@ def test_a_search_that_no_run_of_was_good_fails(
     )
     report = search.BisectReport(directory="out", workload="opt", metric="", unit="", diagnosis=diagnosis)
     assert report.exit_code == code
+
+
+def test_a_search_keeps_why_each_round_ran_and_what_came_out(tmp_path: Path) -> None:
+    """Its notes are there while it is under way, its report once it has ended; neither of an earlier labctl."""
+    assert (search.read_notes(tmp_path), search.read_report(tmp_path)) == ((), None)
+    told: list[str] = []
+    context = Context(directory=tmp_path, environ={}, emit=lambda event: told.append(event.text), flags={})
+    for text in ("round 1: all nodes in pairs", "worker-1 is slow"):
+        search._note(context, tmp_path / "search" / search.NOTES, text)
+    assert search.read_notes(tmp_path / "search") == tuple(told) == ("round 1: all nodes in pairs", "worker-1 is slow")

@@ -144,6 +144,19 @@ def test_all_hosts_are_read_and_those_that_are_asked_for_are_told(make: Make) ->
     assert "worker-" in caught.value.hint
 
 
+def test_what_was_wrong_is_kept_with_the_verdict(make: Make) -> None:
+    """Report a bad host, and the same once it is mended: its file has the fault, then none."""
+    backend = make(gpu_1=BAD)
+    health.report(backend)
+    kept = of_backend.read(backend.context.directory, "gpu-1")
+    assert kept
+    assert [condition.sentence() for condition in kept.wrong] == [WHY]
+    health.report(make())
+    mended = of_backend.read(backend.context.directory, "gpu-1")
+    assert mended
+    assert mended.wrong == ()
+
+
 def test_a_host_that_is_not_read_is_no_good_answer(make: Make) -> None:
     """Report with a lost host: its verdict is unknown, and the answer is bad."""
     report = health.report(make(gpu_1=HostError("no route", node="gpu-1")))

@@ -79,7 +79,11 @@ def test_a_state_is_a_word_and_a_class(state: str, health: str | None, reached: 
 
 def test_the_devices_of_a_node_have_the_latest_samples_of_its_run() -> None:
     """Devices of a node are numbered from 0 in its samples, whatever their ids on the host."""
-    values = {"temperature": Sample(64, "°C"), "utilisation": Sample(98, "%"), "throttle reasons": Sample(4, "bit mask")}
+    values = {
+        "temperature": Sample(64, "°C"),
+        "utilisation": Sample(98, "%"),
+        "throttle reasons": Sample(4, "bit mask"),
+    }
     samples = NodeSamples(node="worker-1", values={"CPU": Sample(2.5, "cores")}, devices={"1": values})
     lab = now(node("worker-1", devices=("2", "3"), run=RUN), samples={"worker-1": samples})
     devices = report(device(2, "worker-1"), device(3, "worker-1"))
@@ -100,7 +104,9 @@ def test_without_a_run_devices_have_the_temperature_of_the_last_look_and_its_age
 
 
 def test_a_fault_of_a_device_is_told_of_the_node_that_has_it_alone() -> None:
-    fault = Condition(check="pcie-width", subject="card", level="bad", item="CARD 1", text="PCIe width 8, 16 on 7 others")
+    fault = Condition(
+        check="pcie-width", subject="card", level="bad", item="CARD 1", text="PCIe width 8, 16 on 7 others"
+    )
     whole = Condition(check="disk", subject="disk", level="remark", text="disk 96 % full")
     devices = report(device(0, "worker-0"), device(1, "worker-1"))
     lab = now(node("worker-0", devices=("0",)), node("worker-1", devices=("1",)))
