@@ -114,7 +114,6 @@ OUTSIDE = [
     f"runs/{OTHER}/result.json",
     "%00",
     "result.json%00",
-    "result.json/",
     "result.json/..",
     "pipe",
     "a" * 5000,

@@ -1,15 +1,21 @@
-"""What the server costs while nobody looks."""
+"""What the server costs while nobody looks, and how it ends."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from support.pages import Served, serving
 
 from page.conftest import NewLab, Open
 from page.records import write_many
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.page, pytest.mark.docker]
 
@@ -50,3 +56,14 @@ def test_a_server_does_nothing_once_all_pages_are_closed(served: Served, open_pa
     for page in (*pages, run):
         page.close()
     assert becomes_quiet(served, 40)
+
+
+def test_ctrl_c_ends_it_at_once_while_pages_are_open(served: Served, browser: Browser) -> None:
+    """Their events break off; nothing but the word that it has stopped is printed."""
+    with contextlib.closing(browser.new_page()) as page, serving(served.lab) as pages:
+        page.goto(pages.root + "/")
+        page.get_by_role("row").nth(5).wait_for()
+        page.wait_for_timeout(500)
+        pages.running.process.send_signal(signal.SIGINT)
+        answer = pages.running.answer(10)
+        assert answer.err.splitlines()[-2:] == ["Ctrl-C ends it", "stopped"]

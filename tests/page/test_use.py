@@ -185,6 +185,6 @@ def test_a_run_is_stopped_by_its_page_only_if_one_says_so(served: Served, open_p
     assert served.lab.call("show", run_id).out.count("running") == 1
     stop.click()
     dialog.get_by_role("button", name=re.compile("^Stop")).click()
-    page.get_by_role("heading", level=1).get_by_text(re.compile("interrupted", re.IGNORECASE)).wait_for(timeout=60_000)
+    page.get_by_role("banner").get_by_text(re.compile("interrupted")).first.wait_for(timeout=60_000)
     result = served.lab.call("show", run_id, "--json").expect(0).json
     assert (result["verdict"], result["cause"]) == ("ERROR", "interrupted")
