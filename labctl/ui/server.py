@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import signal
 import socket
@@ -22,7 +23,7 @@ PORTS = range(8765, 8865)
 """Ports of which the first free one is taken if none is named."""
 TOKEN_BYTES = 24
 CLOSING = 1
-"""Seconds in which pages that are open may end their requests."""
+"""Seconds in which requests may end."""
 
 
 def site_of(context: Context) -> Site:
@@ -39,12 +40,16 @@ def serve(site: Site, listener: socket.socket) -> None:
         """A server that does nothing while nobody asks: uvicorn's own wakes up ten times a second."""
 
         async def main_loop(self) -> None:
-            """Wait for a signal to end."""
+            """Wait for a signal to end; hang up on pages then, whose events never end."""
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:
                     closing.set()
                     self.handle_exit(number, None)
-                    return
+                    break
+            # Requests that break off now are no errors.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            for connection in list(self.server_state.connections):
+                connection.transport.close()
 
     closing = anyio.Event()
     config = uvicorn.Config(
