@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import records
@@ -14,9 +15,14 @@ from support.pages import Served, serving
 
 from page.conftest import NewLab, Open
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 pytestmark = [pytest.mark.page, pytest.mark.docker]
 
 RUN, OTHER = "20260102-030405-opt-tiny-abcdef", "20260102-040506-opt-tiny-fedcba"
+AWAY = "20260102-030405-away-0000aa"
+"""Link in place of a record."""
 SECRET = "open sesame"  # noqa: S105
 MARK = "<img src=x onerror=window.hacked=1>"
 EVIL = f"""'"></script></title></textarea><script>window.hacked=1</script>{MARK}"""
@@ -31,6 +37,10 @@ def served(new_lab: NewLab) -> Iterator[Served]:
     (lab.path / "secret.txt").write_text(SECRET)
     for run_id in (RUN, OTHER):
         hostile(lab.path, run_id)
+    (lab.path / "runs" / AWAY).symlink_to("/etc")
+    report = lab.path / "reports/20260102-050607"
+    report.mkdir(parents=True)
+    with_traps(report)
     with serving(lab) as pages:
         yield pages
 
@@ -86,8 +96,6 @@ def with_traps(record: Path) -> None:
     (record / "etc").symlink_to("/etc")
     (record / "runs").symlink_to("..")
     os.mkfifo(record / "pipe")
-    (record.parent / "20260102-030405-away-0000aa").unlink(missing_ok=True)
-    (record.parent / "20260102-030405-away-0000aa").symlink_to("/etc")
 
 
 OUTSIDE = [
@@ -128,7 +136,7 @@ RUNS = [
     "/etc",
     "..%2fsecret.txt",
     "%00",
-    "20260102-030405-away-0000aa",
+    AWAY,
     "*",
     "a" * 5000,
 ]
@@ -136,6 +144,13 @@ RUNS = [
 
 def test_no_path_leads_out_of_a_record(served: Served) -> None:
     assert not_refused(served, [f"run/{RUN}/files/{path}" for path in OUTSIDE]) == {}
+
+
+def test_no_path_leads_out_of_the_reports(served: Served) -> None:
+    folder = "cluster/reports/20260102-050607"
+    assert not_refused(served, [f"{folder}/{path}" for path in OUTSIDE]) == {}
+    assert not_refused(served, [f"cluster/reports/{path}" for path in (*OUTSIDE, "../.env", "..%2f.env")]) == {}
+    assert not_refused(served, [f"cluster/batches/{path}" for path in OUTSIDE]) == {}
 
 
 def test_what_is_no_run_of_this_lab_has_no_pages(served: Served) -> None:
@@ -176,6 +191,8 @@ PAGES = [
     f"/?text={MARK}&workload={MARK}",
     f"/#{MARK}",
 ]
+SHOWING = PAGES[:8]
+"""Pages on which such a text can be read."""
 
 
 @pytest.mark.parametrize("path", PAGES, ids=range(len(PAGES)))
@@ -184,4 +201,18 @@ def test_no_text_of_a_record_becomes_part_of_a_page(served: Served, open_page: O
     page = open_page(served.root + path, missing=MARK in path).page
     page.wait_for_timeout(SETTLED)
     assert page.evaluate("window.hacked") is None
+    assert path not in SHOWING or "window.hacked=1" in page.inner_text("body")
     assert page.locator("img[src=x], [onerror], [onload]").count() == 0
+
+
+@pytest.mark.parametrize("name", ["page.html", "picture.svg"])
+def test_a_report_runs_no_script(served: Served, browser: Browser, name: str) -> None:
+    """It is shown as a page, which anyone may have written: the browser blocks what it asks for."""
+    with contextlib.closing(browser.new_page()) as page:
+        answer = page.goto(f"{served.root}/cluster/reports/20260102-050607/{name}")
+        assert answer
+        assert answer.status == 200
+        assert "sandbox" in answer.headers["content-security-policy"]
+        page.wait_for_timeout(SETTLED)
+        assert page.evaluate("window.hacked") is None
+        assert page.evaluate("window.origin") == "null"
