@@ -169,8 +169,8 @@ def screenshot(address: str, picture: Path) -> None:
     from PIL import Image
 
     browser = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
-    options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1150", "--timeout=5000", f"--screenshot={picture}"]
-    subprocess.run([browser, *options, address], check=True, stderr=subprocess.DEVNULL)
+    options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1150", "--timeout=5000")
+    subprocess.run([browser, *options, f"--screenshot={picture}", address], check=True, stderr=subprocess.DEVNULL)
     with Image.open(picture) as image:
         image.convert("RGB").quantize(64).save(picture, optimize=True)
 

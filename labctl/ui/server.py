@@ -6,17 +6,12 @@ import logging
 import secrets
 import signal
 import socket
-from typing import TYPE_CHECKING
 
 from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.runs.opening import named_settings
 from labctl.ui import app
 from labctl.ui.site import Site
-
-if TYPE_CHECKING:
-    import anyio
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = "127.0.0.1"
 PORTS = range(8765, 8865)
@@ -43,7 +38,6 @@ def serve(site: Site, listener: socket.socket) -> None:
             """Wait for a signal to end; hang up on pages then, whose events never end."""
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:
-                    closing.set()
                     self.handle_exit(number, None)
                     break
             # Requests that break off now are no errors.
@@ -51,9 +45,8 @@ def serve(site: Site, listener: socket.socket) -> None:
             for connection in list(self.server_state.connections):
                 connection.transport.close()
 
-    closing = anyio.Event()
     config = uvicorn.Config(
-        until(closing, app.application(site)),
+        app.application(site),
         # Not what else may be installed: one parser of requests, and no WebSockets.
         http="h11",
         ws="none",
@@ -68,41 +61,6 @@ def serve(site: Site, listener: socket.socket) -> None:
         timeout_graceful_shutdown=CLOSING,
     )
     Server(config).run([listener])
-
-
-def until(closing: anyio.Event, pages: ASGIApp) -> ASGIApp:
-    """Return pages whose answers that last, as streams of events do, end with an event as if the browser had left."""
-    import anyio
-
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, and end the answer if that has not been done."""
-        is_open = False
-
-        async def leave(waiting: anyio.CancelScope) -> None:
-            """Wait no longer for the browser when all end."""
-            await closing.wait()
-            waiting.cancel()
-
-        async def receive_or_leave() -> Message:
-            """Return the browser's next message, or that it has left."""
-            message: Message = {"type": "http.disconnect"}
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(leave, tasks.cancel_scope)
-                message = await receive()
-                tasks.cancel_scope.cancel()
-            return message
-
-        async def noting(message: Message) -> None:
-            """Send a part of the answer."""
-            nonlocal is_open
-            is_open = message.get("more_body", message["type"] == "http.response.start")
-            await send(message)
-
-        await pages(scope, receive_or_leave, noting)
-        if is_open:
-            await send({"type": "http.response.body"})
-
-    return application
 
 
 def listening(port: int | None) -> socket.socket:

@@ -56,7 +56,7 @@ def as_json(answer: object, status: int = 200) -> Response:
 
 def failed(site: Site, request: Request, error: LabError) -> Response:
     """Return an error of labctl: as JSON for a script, as a page for a person."""
-    told: Mapping[str, str] = {"message": error.message, "hint": error.hint}
+    problem: Mapping[str, str] = {"message": error.message, "hint": error.hint}
     if "text/html" in request.headers.get("accept", ""):
-        return site.page("error.html.j2", status=404, **told)
-    return as_json({"error": told}, 409)
+        return site.page("error.html.j2", status=404, **problem)
+    return as_json({"error": problem}, 409)

@@ -64,11 +64,11 @@ def test_a_batch_that_did_not_begin_has_rows_and_no_blocks() -> None:
 
 
 def test_five_hundred_jobs_on_64_nodes_have_room_for_a_verdict_each() -> None:
-    jobs = [
-        job(str(number), *(f"n{node}" for node in range(64) if node % 8 == number % 8), began=1000.0 + 10 * (number // 8),
-            ended=1010.0 + 10 * (number // 8))
-        for number in range(500)
-    ]  # fmt: skip
+    jobs = []
+    for number in range(500):
+        nodes = [f"n{node}" for node in range(64) if node % 8 == number % 8]
+        began = 1000.0 + 10 * (number // 8)
+        jobs.append(job(str(number), *nodes, began=began, ended=began + 10))
     shown = laid_out([batch(*jobs)], 2000)
     assert len(shown.nodes) == 64
     assert min(block.width for block in shown.blocks) > 40
