@@ -261,7 +261,8 @@ function apply() {
   draw();
   const count = (amount) => `${amount.toLocaleString("en-US")} run${amount === 1 ? "" : "s"}`;
   const isFiltered = ["query", "workload", "verdict", "since"].some((name) => state[name]);
-  element("count").textContent = isFiltered ? `${order.length.toLocaleString("en-US")} of ${count(total)}` : count(total);
+  // It is read aloud when it changes.
+  write(element("count"), isFiltered ? `${order.length.toLocaleString("en-US")} of ${count(total)}` : count(total));
   element("all").hidden = !isFiltered;
   element("reading").hidden = true;
   element("none").hidden = total > 0;
