@@ -159,11 +159,17 @@ async function askForSettings() {
   const number = ++asked;
   if (!terms.settings.length) {
     withSettings = null;
+    body.removeAttribute("aria-busy");
     return;
   }
   const query = new URLSearchParams(terms.settings.map((term) => ["setting", term]));
-  const found = await answer(`/runs.json?${query}`);
-  if (number === asked) withSettings = new Set(found.runs);
+  body.setAttribute("aria-busy", "true");
+  try {
+    const found = await answer(`/runs.json?${query}`);
+    if (number === asked) withSettings = new Set(found.runs);
+  } finally {
+    if (number === asked) body.removeAttribute("aria-busy");
+  }
 }
 
 // --- page ---------------------------------------------------------------------------------------------------
