@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from labctl.batches import baseline
 from labctl.batches.baseline import DATA, FILE
 from labctl.errors import ConfigError
 from labctl.reports.validation import Figure, Validation, status, worst
-from labctl.system import files, human
+from labctl.system import human
 from labctl.system.decode import decode
+from labctl.ui.files import listed, opened
 from labctl.ui.site import Site, as_json
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ def _entries(folder: Path) -> list[str]:
 def _read(lab: Path, name: str) -> Validation | None:
     """Return the validation of a report's directory; None if it has none that can be read."""
     try:
-        with opened(lab / REPORTS, f"{name}/{DATA}") as stream:
+        stream = opened(lab / REPORTS, (name, DATA))
+        if stream is None:
+            return None
+        with stream:
             return decode(stream.read(LARGEST), Validation)
     except (OSError, ValueError):
         return None
@@ -128,40 +131,30 @@ def recorded(lab: Path) -> dict[str, object] | None:
 # --- files of reports ----------------------------------------------------------------------------------------
 
 
-def opened(folder: Path, path: str) -> BinaryIO:
-    """Open a regular file below a folder, by no link and no ``..``. OSError if it cannot be."""
-    parts = _parts(path)
-    with files.open_below(folder, Path(*parts[:-1])) as parent:
-        return files.open_regular(parts[-1] if parts else ".", parent)
-
-
-def _parts(path: str) -> list[str]:
-    """Return the names of a path. OSError if one leads upwards."""
-    parts = [part for part in path.split("/") if part]
-    if {".", ".."} & set(parts) or "\0" in path:
-        raise FileNotFoundError(path)
-    return parts
-
-
 def _served(site: Site, path: str) -> Response:
     """Return a file of a report, which may run nothing, or the list of a folder; ConfigError if there is neither."""
     from starlette.responses import Response
 
+    root, parts = site.directory / REPORTS, [part for part in path.split("/") if part]
     try:
-        if path.endswith("/"):
-            return site.page("report_folder.html.j2", here="", path=path, names=_listed(site.directory / REPORTS, path))
-        with opened(site.directory / REPORTS, path) as stream:
-            content = stream.read(LARGEST + 1)
-    except OSError as error:
-        raise ConfigError(f"{REPORTS}/{path}: not found", hint=f"ls {site.directory / REPORTS}") from error
+        stream = opened(root, parts)
+        if stream is None:
+            return _folder(site, path, parts)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{REPORTS}/{path}: not found", hint=f"ls {root}") from error
+    with stream:
+        content = stream.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ConfigError(f"{REPORTS}/{path} is larger than {human.memory(LARGEST)}", hint="open it from the directory")
     kind = TYPES.get(Path(path).suffix, "text/plain; charset=utf-8")
     return Response(content, media_type=kind, headers={"content-security-policy": SANDBOX})
 
 
-def _listed(folder: Path, path: str) -> list[str]:
-    """Return the names in a folder below another, those of folders with a slash. OSError if it cannot be read."""
-    with files.open_below(folder, Path(*_parts(path))) as parent, os.scandir(parent) as entries:
-        names = (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries)
-        return sorted(os.fsencode(name).decode("utf-8", "replace") for name in names)
+def _folder(site: Site, path: str, parts: list[str]) -> Response:
+    """Return the list of a folder, whose address ends with a slash for its links. OSError if it cannot be read."""
+    from starlette.responses import RedirectResponse
+
+    if path and not path.endswith("/"):
+        return RedirectResponse(f"{site.root}/cluster/reports/{quote(path)}/")
+    entries, others = listed(site.directory / REPORTS, parts)
+    return site.page("report_folder.html.j2", here="", path=path, entries=entries, others=others)
