@@ -88,7 +88,7 @@ def test_a_run_is_watched_from_the_list_to_its_end(served: Served, open_page: Op
         page.wait_for_url("**/run/*-opt-tiny-*")
         window.until(f"({POINTS})('loss') >= 5", limit=120)
         early = page.evaluate(POINTS, "loss")
-        log = page.get_by_role("region", name="Lines of the log")
+        log = page.get_by_role("log")
         log.get_by_text(re.compile(r"step 5/120 loss")).first.wait_for()
         window.until(f"({POINTS})('loss') >= {early + 20}", limit=120)
         log.get_by_text(re.compile(rf"step {early + 15}/120 loss")).first.wait_for()
@@ -160,7 +160,11 @@ def test_a_note_is_kept_on_a_run(served: Served, open_page: Open) -> None:
 def test_a_log_is_searched_and_a_file_is_opened(served: Served, open_page: Open) -> None:
     run_id = next(iter(EARLIER))
     page = open_page(f"{served.root}/run/{run_id}").page
-    page.get_by_role("region", name="Lines of the log").get_by_text("second line: out of tea").wait_for()
+    page.get_by_role("log").get_by_text("second line: out of tea").wait_for()
+    page.get_by_role("searchbox", name="Search the log").fill("out of TEA")
+    page.get_by_role("list", name="Lines with the text").get_by_role(
+        "button", name="2: second line: out of tea"
+    ).click()
     page.get_by_role("table", name="Files").get_by_role("link", name="result.json").click()
     page.wait_for_url("**/files/result.json")
     assert json.loads(page.inner_text("body"))["run_id"] == run_id
