@@ -179,7 +179,7 @@ def test_a_run_is_stopped_by_its_page_only_if_one_says_so(served: Served, open_p
     window.until(f"({POINTS})('loss') >= 3", limit=120)
     stop, dialog = page.get_by_role("button", name=re.compile("^Stop")), page.get_by_role("dialog")
     stop.click()
-    dialog.get_by_role("button", name="Let it run").click()
+    dialog.get_by_role("button", name="Cancel").click()
     dialog.wait_for(state="hidden")
     stop.click()
     page.keyboard.press("Escape")
