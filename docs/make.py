@@ -2,7 +2,7 @@
 
     PATH=$PWD/.venv/bin:$PATH python docs/make.py                 all pages and pictures
     PATH=$PWD/.venv/bin:$PATH python docs/make.py docs/tour.md    one page
-    PATH=$PWD/.venv/bin:$PATH python docs/make.py pictures        the pictures alone, which need chromium
+    PATH=$PWD/.venv/bin:$PATH python docs/make.py pictures        the pictures alone, which need chromium and '.[page]'
 
 Each page starts in an empty directory, and its lab is removed at its end. A command whose line ends in `# exit N` is
 expected to end so, any other with 0.
@@ -30,6 +30,9 @@ LONGEST, HEAD, TAIL = 30, 5, 12
 """Lines of an output that is shown whole, and those of a longer one that are shown."""
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 EXPECTED = re.compile(r"  +# exit (\d+)$")
+SHORTEN = """home => document.querySelectorAll("td a, code").forEach(
+  each => { each.textContent = each.textContent.replace(home, "~"); })"""
+"""Script that writes the session's directory on a page as the home."""
 ENVIRONMENT = {**os.environ, "COLUMNS": str(WIDTH), "LINES": "30", "TERM": "xterm-256color"}
 
 
@@ -100,16 +103,31 @@ def draw_pictures(session: Session) -> None:
     session.run("labctl init mylab && cd mylab && labctl up && labctl run opt-tiny --detach")
     frame = watched(["labctl", "top"], session.directory, until=r"\b6\d/120")
     (PICTURES / "top.svg").write_text(svg(["$ labctl top", *frame]), encoding="utf-8")
-    photograph("run/latest", session.directory, PICTURES / "ui.png")
+    photograph("run/latest", session, PICTURES / "ui.png")
 
 
-def photograph(path: str, directory: Path, picture: Path) -> None:
-    """Photograph the beginning of a page of `labctl ui`."""
-    served = subprocess.Popen(["labctl", "ui"], cwd=directory, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+def photograph(path: str, session: Session, picture: Path) -> None:
+    """Photograph the beginning of a page of `labctl ui` in 64 colors, once the run on it is past its middle."""
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
+    served = subprocess.Popen(
+        ["labctl", "ui"], cwd=session.directory, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
     assert served.stdout
-    screenshot(served.stdout.readline().strip() + path, picture)
+    address = served.stdout.readline().strip()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 1150})
+        page.goto(address + path)
+        page.get_by_text(re.compile(r"step [789]\d of 120")).wait_for(timeout=120_000)
+        page.evaluate(SHORTEN, str(session.home))
+        page.screenshot(path=picture)
+        browser.close()
     served.send_signal(signal.SIGINT)
     served.wait()
+    with Image.open(picture) as image:
+        image.convert("RGB").quantize(64).save(picture, optimize=True)
 
 
 def watched(command: list[str], directory: Path, until: str) -> list[str]:
@@ -162,17 +180,6 @@ def svg(lines: list[str]) -> str:
         f'<rect {size} rx="8" fill="#1c2128"/>',
     )
     return "\n".join((*head, *rows, "</svg>\n"))
-
-
-def screenshot(address: str, picture: Path) -> None:
-    """Photograph the beginning of an HTML page in 64 colors, once its charts are drawn."""
-    from PIL import Image
-
-    browser = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
-    options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1150", "--timeout=5000")
-    subprocess.run([browser, *options, f"--screenshot={picture}", address], check=True, stderr=subprocess.DEVNULL)
-    with Image.open(picture) as image:
-        image.convert("RGB").quantize(64).save(picture, optimize=True)
 
 
 if __name__ == "__main__":
