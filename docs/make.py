@@ -30,7 +30,7 @@ LONGEST, HEAD, TAIL = 30, 5, 12
 """Lines of an output that is shown whole, and those of a longer one that are shown."""
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 EXPECTED = re.compile(r"  +# exit (\d+)$")
-SHORTEN = """home => document.querySelectorAll("td a, code").forEach(
+SHORTEN = """home => document.querySelectorAll("td a").forEach(
   each => { each.textContent = each.textContent.replace(home, "~"); })"""
 """Script that writes the session's directory on a page as the home."""
 ENVIRONMENT = {**os.environ, "COLUMNS": str(WIDTH), "LINES": "30", "TERM": "xterm-256color"}
