@@ -487,7 +487,7 @@ def last_output(lab: Path, run_id: str, ranks: Collection[int], size: int) -> di
     for row in last_lines(path / TIMES, size):
         when, _, whose = row.partition(" ")
         if whose:
-            times.setdefault(whose, []).append(float(when))
+            times.setdefault(whose, []).append(moment(when))
     lines: dict[int, list[tuple[float | None, str]]] = {}
     for rank in ranks:
         logs = _rank_logs((path, outputs(lab, run_id)), rank)
@@ -521,9 +521,17 @@ def _times(path: Path, rank: int | None) -> Iterator[float | None]:
     """Yield the recorded time of each line, or of those of one rank; nothing without a times file."""
     with suppress(OSError), files.open_regular(path) as stream:
         for line in stream:
-            when, _, whose = line.decode("ascii").strip().partition(" ")
-            if rank is None or whose == str(rank):
-                yield float(when)
+            when, _, whose = line.strip().partition(b" ")
+            if rank is None or whose == b"%d" % rank:
+                yield moment(when)
+
+
+def moment(text: str | bytes) -> float | None:
+    """Return a time of a line as output.times has it; None if it was not written whole, as on a full disk."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def load_job(lab: Path, run_id: str) -> Job:

@@ -113,8 +113,8 @@ def summary(path: Path, result: Result) -> str:
 
 def _clock(time_and_rank: str) -> str:
     """Render a record's time of a line as HH:MM:SS.mmm; ``-`` if empty."""
-    when = time_and_rank.partition(" ")[0]
-    return f"{datetime.fromtimestamp(float(when)):%H:%M:%S.%f}"[:-3] if when else "-"
+    when = store.moment(time_and_rank.partition(" ")[0])
+    return f"{datetime.fromtimestamp(when):%H:%M:%S.%f}"[:-3] if when else "-"
 
 
 def _of_record(path: Path) -> dict[str, str]:

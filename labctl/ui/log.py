@@ -111,11 +111,10 @@ def shown(raw: bytes, length: int = 0) -> str:
 class Counted:
     """An open file that may grow, whose lines are counted."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
         self._handle = stream.fileno()
-        status = os.fstat(self._handle)
-        self.size = status.st_size
-        self._counts = _counts(status.st_dev, status.st_ino)
+        self.size = os.fstat(self._handle).st_size
+        self._counts = _counts(path)
 
     def read(self, begin: int, end: int) -> bytes:
         """Return the bytes between two offsets."""
@@ -167,8 +166,8 @@ COUNTING = threading.Lock()
 
 
 @lru_cache(maxsize=64)
-def _counts(device: int, inode: int) -> list[int]:  # noqa: ARG001
-    """Return the counts of a file, by its identity: a log that is written anew has the same lines."""
+def _counts(path: Path) -> list[int]:  # noqa: ARG001
+    """Return the counts of a file, which has the same lines if it is written anew. By path: inodes are used again."""
     return [0]
 
 
@@ -184,7 +183,7 @@ def opened(folder: Path) -> Iterator[Log | None]:
     with suppress(OSError):
         times = files.open_regular(folder / store.TIMES)
     try:
-        yield Log(Counted(lines), Counted(times) if times else None)
+        yield Log(Counted(lines, folder / store.OUTPUT), Counted(times, folder / store.TIMES) if times else None)
     finally:
         lines.close()
         if times:
@@ -344,5 +343,5 @@ def _line(number: int, span: Span, mark: bytes) -> LogLine:
         number=number,
         text=shown(span.raw, span.length),
         rank=int(rank) if rank.isdigit() else None,
-        when=float(when) if when else None,
+        when=store.moment(when),
     )

@@ -99,6 +99,26 @@ def test_a_log_that_lacks_times_has_no_ranks(folder: Path) -> None:
     assert log.before(folder, None, 9, rank=1).lines == ()
 
 
+def test_a_time_that_was_not_written_whole_is_unknown(folder: Path) -> None:
+    """As on a full disk; the others stay those of their lines."""
+    (folder / "output.times").write_text("1.000 0\n2.03.000 1\n\0\0\0\n4.000 1\n")
+    lines = log.after(folder, 0, 4).lines
+    assert [(line.rank, line.when) for line in lines] == [(0, 1.0), (1, None), (None, None), (1, 4.0)]
+    assert len(log.search(folder, "line").lines) == log.MOST_HITS
+
+
+def test_a_file_with_the_inode_of_one_that_is_gone_has_its_own_line_numbers(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    (first / "output.log").write_bytes(b"a\n" * log.PART)
+    assert numbers(log.before(first, None, 1)) == [log.PART]
+    # As a removed file's inode may be that of the next new one.
+    (first / "output.log").rename(second / "output.log")
+    (second / "output.log").write_bytes(b"longer than the line before\n" * log.PART)
+    assert numbers(log.before(second, None, 1)) == [log.PART]
+
+
 def test_no_log_is_an_empty_one_and_a_link_is_none(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret\n")
