@@ -83,7 +83,7 @@ test-labs test-faults test-hosts test-devices test-cluster test-horovod: $(VENV)
 
 test-page: image page
 
-# It has times of pages, so no other test runs beside.
+# Its tests measure times, so no other tests run at the same time.
 .PHONY: page test-page
 page: $(VENV)/.page
 	@command -v chromium > /dev/null || $(MAKE) --no-print-directory chromium

@@ -201,9 +201,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("labctl show c3a223 --json", "Print the result of the run whose id ends in c3a223, as JSON"),
     ),
     "note": (
-        ('labctl note latest "loss diverged after the new data"', "Keep a note on the latest run"),
-        ("labctl note c3a223", "Print the note on the run whose id ends in c3a223"),
-        ('labctl note -1 ""', "Remove the note on the latest run"),
+        ('labctl note latest "loss diverged after the new data"', "Add a note to the latest run"),
+        ("labctl note c3a223", "Print the note of the run whose id ends in c3a223"),
+        ('labctl note -1 ""', "Remove the note of the latest run"),
     ),
     "compare": (
         ("labctl compare -2 -1", "Compare the last two runs"),
@@ -211,8 +211,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("labctl compare -2 -1 --metric throughput", "Compare one metric"),
     ),
     "ui": (
-        ("labctl ui", "Serve the pages, and print their address"),
-        ("labctl ui --open", "Open them in a browser, too"),
+        ("labctl ui", "Serve the pages and print their address"),
+        ("labctl ui --open", "Also open them in a browser"),
         ("labctl ui --port 9000", "Serve them on another port"),
     ),
     "report": (

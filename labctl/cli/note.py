@@ -33,7 +33,7 @@ def note_command(
         typer.Argument(
             metavar="[TEXT]...",
             callback=not_misspelt,
-            help='The note, a line of at most 500 characters; "" removes it (default: print it).',
+            help='Text of the note, at most 500 characters; "" removes it (default: print it).',
         ),
     ] = None,
     directory: Directory = HERE,
@@ -52,7 +52,7 @@ def noted_text(noted: RunNote) -> str:
 
 def changed_text(changed: RunNote) -> str:
     """Render what was done to the note of a run."""
-    earlier = f"\nbefore: {changed.replaced}" if changed.replaced else ""
+    earlier = f"\nprevious note: {changed.replaced}" if changed.replaced else ""
     if changed.note:
         return f"run {changed.run_id}: {changed.note}{earlier}"
     return f"removed the note of run {changed.run_id}{earlier}" if earlier else f"run {changed.run_id} has no note"

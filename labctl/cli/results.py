@@ -85,16 +85,14 @@ def export_command(
     run: Run = "latest",
     csv: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the metrics as a table: a row per step, a column per metric (and rank)."
-        ),
+        typer.Option(metavar="FILE", help="Write the metrics as CSV: a row per step, a column per metric and rank."),
     ] = None,
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write metrics and hyperparameters to this log directory.")
     ] = None,
     mlflow: Annotated[
         bool,
-        typer.Option("--mlflow", help="Log the run to MLFLOW_TRACKING_URI by the MLflow that you have installed."),
+        typer.Option("--mlflow", help="Log the run to the MLflow server at MLFLOW_TRACKING_URI; needs mlflow-skinny."),
     ] = False,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the verdict and criteria as JUnit XML.")
@@ -119,7 +117,7 @@ def logged_text(logged: LoggedRun | None) -> Iterator[str]:
     """Yield a run's page in MLflow, else its experiment and id; nothing if it was not logged."""
     if logged:
         where = logged.url or f"MLflow experiment {logged.experiment}, run {logged.run_id}"
-        yield where if logged.is_new else f"{where} (logged before; its tags were updated)"
+        yield where if logged.is_new else f"{where} (already logged; tags updated)"
 
 
 def comparison_text(compared: Comparison, width: int = 0) -> str:

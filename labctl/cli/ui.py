@@ -21,7 +21,7 @@ def ui_command(
         int | None,
         typer.Option(min=1, max=65535, metavar="PORT", help="Port on 127.0.0.1 (default: first free from 8765)."),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser, if there is one.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,
     directory: Directory = HERE,
 ) -> None:
     """`labctl ui`: serve the lab's pages until Ctrl-C."""
@@ -37,8 +37,8 @@ def ui_command(
             with browser.opened_address(address, os.environ) if open_ else nullcontext(False) as is_open:
                 say(address)
                 if not is_open:
-                    output.note(f"on another machine, first: {browser.tunnel(number, os.environ)}")
-                output.note("Ctrl-C ends it")
+                    output.note(f"from another machine, first run: {browser.tunnel(number, os.environ)}")
+                output.note("press Ctrl-C to stop")
                 try:
                     server.serve(site, listener)
                 except KeyboardInterrupt:

@@ -44,8 +44,8 @@ def write(record: Path, text: str) -> str:
     """
     note = _one_line(text)
     if len(note) > LONGEST:
-        hint = "shorten it, or write it to a file and note the path of that"
-        raise ConfigError(f"the note has {len(note):,} characters; a note has at most {LONGEST}", hint=hint)
+        hint = "shorten it, or write the text to a file and note its path"
+        raise ConfigError(f"the note has {len(note):,} characters; the limit is {LONGEST}", hint=hint)
     with files.writing(record / FILE), files.opened(record) as folder:
         if note:
             files.replace_in(folder, FILE, [f"{note}\n".encode()], 0o644)

@@ -102,7 +102,7 @@ def of_lines(title: str, lines: Iterable[Line], along: Axis, unit: str) -> list[
     values = [value for _, value in points if value is not None]
     absent = len(points) - len(values)
     caption = f"{human.span(values)} {unit}".rstrip()
-    caption += f"; no figure for {absent:,} of {absent + len(values):,}" if absent else ""
+    caption += f"; no value for {absent:,} of {absent + len(values):,}" if absent else ""
     return [Chart(name=name_of(title), title=title, caption=caption, along=along, unit=unit, lines=tuple(drawn))]
 
 

@@ -334,7 +334,7 @@ def _result(figures: Sequence[Figure], unit: str) -> str:
     several = len(figures) > 1
     parts = [f"{missed:,} of {len(figures):,} missed"] if missed and several else []
     if absent:
-        parts.append(f"no figure for {absent:,}" if several else "no figure")
+        parts.append(f"no value for {absent:,}" if several else "no value")
     if values:
         middle = f", median {human.number(median(values))}" if len(values) > 1 else ""
         parts.append(f"{human.span(values)} {unit}".rstrip() + middle)

@@ -10,12 +10,12 @@ SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 
 def number(value: float | None, digits: int = 4, sign: str = "") -> str:
-    """Format with ``digits`` significant digits, larger numbers as integers; ``no figure`` for None, nan, infinity.
+    """Format with ``digits`` significant digits, larger numbers as integers; ``no value`` for None, nan, infinity.
 
     ``sign``: ``+`` also marks positive numbers.
     """
     if value is None or not math.isfinite(value):
-        return "no figure"
+        return "no value"
     form = ",.0f" if abs(value) >= 10 ** (digits - 1) else f".{digits}g"
     return f"{value:{sign}{form}}"
 

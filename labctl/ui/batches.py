@@ -65,7 +65,7 @@ def routes(site: Site) -> list[BaseRoute]:
         place = found(site.directory).get(path)
         batches = _batches(site, place) if place else []
         if not place or not batches:
-            raise ConfigError(f"{path} is no batch of this lab", hint=f"ls {OUTPUT} {REPORTS}")
+            raise ConfigError(f"batch {path} not found", hint=f"ls {OUTPUT} {REPORTS}")
         return site.page("batch.html.j2", here="", **_shown(site, place, batches, time.time()))
 
     return [Route("/cluster/batches.json", listing), Route("/cluster/batches/{path:path}", page)]
@@ -151,7 +151,7 @@ def _row(site: Site, place: Place) -> dict[str, object] | None:
 def _state(site: Site, place: Place, batches: list[Batch]) -> dict[str, str]:
     """Return the state of a batch as word and class."""
     if is_under_way(site.directory / place.path):
-        return {"text": "under way", "kind": "running"}
+        return {"text": "running", "kind": "running"}
     if place.is_search:
         return _outcome(search.read_report(site.directory / place.path))
     jobs = batches[-1].jobs
@@ -169,14 +169,14 @@ def is_under_way(directory: Path) -> bool:
 def _outcome(report: search.BisectReport | None) -> dict[str, str]:
     """Return what came out of a search, as word and class."""
     if not report:
-        return {"text": "without a result", "kind": "unsure"}
+        return {"text": "no result", "kind": "unsure"}
     kinds: Mapping[int, dict[str, str]] = {
         0: {"text": "no bad node", "kind": "passed"},
         6: {"text": "unsure", "kind": "unsure"},
         130: {"text": "interrupted", "kind": "unsure"},
     }
     bad = human.listed(finding.name for finding in _findings(report.diagnosis))
-    return kinds.get(report.exit_code, {"text": f"bad: {bad}" if bad else "no run was good", "kind": "failed"})
+    return kinds.get(report.exit_code, {"text": f"bad: {bad}" if bad else "every run failed", "kind": "failed"})
 
 
 # --- the page of one -----------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ class Watch:
         try:
             self._devices = flows.devices(self._context)
         except LabError as error:
-            why = {"message": f"the devices of the hosts are not known: {error.message}", "hint": error.hint}
+            why = {"message": f"cannot list the devices of the hosts: {error.message}", "hint": error.hint}
         self.board.put({"devices": why})
 
     def _show(self) -> None:
@@ -185,11 +185,11 @@ class Watch:
         """Begin doctor or health. HostError if one is under way, ConfigError if the backend has none of this name."""
         work: dict[str, Callable[[], Examination]] = {"doctor": self._doctor, "health": self._health}
         if name not in work:
-            raise ConfigError(f"{name} is neither doctor nor health")
+            raise ConfigError(f"unknown examination {name}")
         if name == "health":
             backends.require(self._context.declared(), "health")
         if not self._examining.acquire(blocking=False):
-            raise HostError("doctor or health is under way", hint="wait for its answer, which all pages show")
+            raise HostError("doctor or health is already running", hint="wait until it ends; all pages show it")
         self.board.put({name: Examination(busy=True)})
         begin(partial(self._examine, name, work[name]))
 
@@ -246,7 +246,7 @@ def of_doctor(report: DoctorReport, at: float) -> Examination:
     wrong = [finding for finding in report.findings if finding.level != "ok"]
     return Examination(
         at=at,
-        text=f"{len(report.findings) - len(wrong)} of {len(report.findings)} checks found nothing wrong",
+        text=f"{len(report.findings) - len(wrong)} of {len(report.findings)} checks passed",
         problems=tuple(
             {
                 "fix": problem.fix,

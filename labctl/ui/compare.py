@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST = 20
 """Runs to compare at most: more lines cannot be told apart."""
-AGAIN = "select two or more that have ended in the list of runs"
+AGAIN = "select two or more ended runs in the list"
 
 
 def routes(site: Site) -> list[BaseRoute]:
@@ -43,12 +43,12 @@ def chosen(context: Context, named: Sequence[str]) -> tuple[list[RecordedRun], l
     ConfigError for an unknown run, for fewer than two that have ended, or more than MOST.
     """
     if len(named) > MOST:
-        raise ConfigError(f"{len(named)} runs are too many to compare: at most {MOST}", hint=AGAIN)
+        raise ConfigError(f"cannot compare {len(named)} runs: {MOST} is the limit", hint=AGAIN)
     shown = {run.summary.run_id: run for run in (opening.show(context, name) for name in named)}
     left_out = [_sentence(run_id, run.summary.state) for run_id, run in shown.items() if not run.result]
     results = [run.result for run in shown.values() if run.result]
     if len(results) < 2:
-        raise ConfigError(" ".join(["a comparison needs two runs that have ended.", *left_out]), hint=AGAIN)
+        raise ConfigError(" ".join(["a comparison needs two ended runs.", *left_out]), hint=AGAIN)
     return [compare.read(context.directory, result) for result in results], left_out
 
 

@@ -62,7 +62,7 @@ def answer(site: Site, run_id: str, path: str) -> Response:
     try:
         kept = opened(root, parts, folder=path.endswith("/"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"run {run_id} has no file `{path}`", hint=f"ls -l {root}") from error
+        raise ConfigError(f"run {run_id}: {path}: not found", hint=f"ls -l {root}") from error
     if kept:
         return sent(parts[-1], kept)
     base = f"{site.root}/run/{run_id}"

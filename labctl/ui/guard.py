@@ -57,12 +57,12 @@ def refused(scope: Scope, token: str) -> Refusal | None:
     """Return why a request is refused; None if it is not."""
     hosts = _values(scope, b"host")
     if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
-        return Refusal(403, "This address is not that of `labctl ui`.\n")
+        return Refusal(403, "Unknown host. Open the address that `labctl ui` printed.\n")
     first = scope["path"].partition("/")[2].partition("/")[0]
     if not secrets.compare_digest(first.encode(), token.encode()):
-        return Refusal(403, "Open the link that `labctl ui` printed: it ends with a token.\n")
+        return Refusal(403, "Wrong token. Open the address that `labctl ui` printed.\n")
     if _is_of_other_page(scope, hosts[0]):
-        return Refusal(403, "Requests from other pages are refused.\n")
+        return Refusal(403, "Requests from other sites are refused.\n")
     return None
 
 

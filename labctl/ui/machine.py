@@ -29,14 +29,14 @@ def routes(site: Site) -> list[BaseRoute]:
         try:
             return as_json({"labs": [row(lab, site) for lab in flows.own_labs()]})
         except HostError as error:
-            return as_json({"labs": [], "why": f"not available: {error.message}"})
+            return as_json({"labs": [], "why": f"Cannot list labs: {error.message}"})
 
     return [Route("/cluster/labs.json", labs)]
 
 
 def row(lab: OwnLab, site: Site) -> dict[str, object]:
     """Return a lab as the page shows it, with the command that opens its pages."""
-    state = lab.state if lab.is_there else f"{lab.state}, its directory is gone"
+    state = lab.state if lab.is_there else f"{lab.state}, directory deleted"
     return {
         "name": lab.name,
         "directory": lab.directory,

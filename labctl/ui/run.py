@@ -132,7 +132,7 @@ def noted(body: bytes) -> str:
     try:
         return decode(body, NoteText).text
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"no note: {error}", hint='send {"text": "..."}') from error
+        raise ConfigError(f"cannot read the note: {error}", hint='send {"text": "..."}') from error
 
 
 def asked_lines(watches: Watches, run_id: str, asked: Any) -> log.Window | log.Hits:
@@ -161,5 +161,5 @@ def _number(asked: Any, name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise ConfigError(f"`{name}` is no number", hint=f"{name}=100")
+        raise ConfigError(f"{name}={text}: not a number", hint=f"{name}=100")
     return int(text)

@@ -110,7 +110,7 @@ def _figure(figure: Figure) -> dict[str, str]:
     return {
         "what": f"{figure.what} ({figure.step})",
         "node": figure.node,
-        "value": f"{human.number(figure.value)} {figure.unit}".rstrip() if figure.value is not None else "no figure",
+        "value": f"{human.number(figure.value)} {figure.unit}".rstrip() if figure.value is not None else "no value",
         "limit": figure.limit,
         "source": figure.source,
         "status": status(figure),
@@ -145,7 +145,9 @@ def _served(site: Site, path: str) -> Response:
     with stream:
         content = stream.read(LARGEST + 1)
     if len(content) > LARGEST:
-        raise ConfigError(f"{REPORTS}/{path} is larger than {human.memory(LARGEST)}", hint="open it from the directory")
+        raise ConfigError(
+            f"{REPORTS}/{path} is larger than {human.memory(LARGEST)}", hint=f"less {root.joinpath(*parts)}"
+        )
     kind = TYPES.get(Path(path).suffix, "text/plain; charset=utf-8")
     return Response(content, media_type=kind, headers={"content-security-policy": SANDBOX})
 

@@ -164,7 +164,7 @@ def test_a_request_that_no_browser_sends_is_refused_in_silence(served: Served, n
     request = request.replace(b"%s", served.token.encode()).replace(b"%d", str(served.port).encode())
     answers = told(served, request).split(b"HTTP/1.1 ")
     assert (answers[-1][:3] or b"none") in status.split(), answers
-    assert "Ctrl-C ends it" in served.running.err.splitlines()[-1]
+    assert "press Ctrl-C to stop" in served.running.err.splitlines()[-1]
 
 
 # --- another user of this machine ---

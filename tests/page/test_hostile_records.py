@@ -166,7 +166,7 @@ def test_scripts_and_styles_are_those_of_labctl(served: Served) -> None:
 def not_refused(served: Served, paths: list[str]) -> dict[str, tuple[int, bytes]]:
     """Return the answers that are no error, or give a file away, by path; fail if the server reports anything."""
     answers = {path: served.ask(path) for path in paths}
-    assert served.running.err.splitlines()[-1].endswith("Ctrl-C ends it"), served.running.err
+    assert served.running.err.splitlines()[-1].endswith("press Ctrl-C to stop"), served.running.err
     return {
         path[:80]: (status, body[:300])
         for path, (status, body) in answers.items()

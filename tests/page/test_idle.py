@@ -66,4 +66,4 @@ def test_ctrl_c_ends_it_at_once_while_pages_are_open(served: Served, browser: Br
         page.wait_for_timeout(500)
         pages.running.process.send_signal(signal.SIGINT)
         answer = pages.running.answer(10)
-        assert answer.err.splitlines()[-2:] == ["Ctrl-C ends it", "stopped"]
+        assert answer.err.splitlines()[-2:] == ["press Ctrl-C to stop", "stopped"]

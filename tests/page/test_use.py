@@ -150,7 +150,7 @@ def test_a_note_is_kept_on_a_run(served: Served, open_page: Open) -> None:
     page = open_page(f"{served.root}/run/{run_id}").page
     page.get_by_role("button", name="Add note").click()
     page.get_by_role("textbox", name=re.compile("Note")).fill("baseline <b>before</b> the new disks")
-    page.get_by_role("dialog").get_by_role("button", name="Keep").click()
+    page.get_by_role("dialog").get_by_role("button", name="Save").click()
     page.get_by_text("baseline <b>before</b> the new disks").first.wait_for()
     assert served.lab.call("show", run_id, "--json").expect(0).json["note"] == "baseline <b>before</b> the new disks"
     listed = open_page(served.root + "/").page
@@ -162,9 +162,7 @@ def test_a_log_is_searched_and_a_file_is_opened(served: Served, open_page: Open)
     page = open_page(f"{served.root}/run/{run_id}").page
     page.get_by_role("log").get_by_text("second line: out of tea").wait_for()
     page.get_by_role("searchbox", name="Search the log").fill("out of TEA")
-    page.get_by_role("list", name="Lines with the text").get_by_role(
-        "button", name="2: second line: out of tea"
-    ).click()
+    page.get_by_role("list", name="Matching lines").get_by_role("button", name="2: second line: out of tea").click()
     page.get_by_role("table", name="Files").get_by_role("link", name="result.json").click()
     page.wait_for_url("**/files/result.json")
     assert json.loads(page.inner_text("body"))["run_id"] == run_id

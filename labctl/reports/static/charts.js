@@ -17,7 +17,7 @@
   // --- text, as labctl writes it elsewhere ---
 
   function number(value, digits = 4) {
-    if (value === null || value === undefined || !Number.isFinite(value)) return "no figure";
+    if (value === null || value === undefined || !Number.isFinite(value)) return "no value";
     if (Math.abs(value) >= 10 ** (digits - 1)) return value.toLocaleString("en-US", { maximumFractionDigits: 0 });
     const rounded = Number(value.toPrecision(digits));
     if (rounded === 0 || Math.abs(rounded) >= 1e-4) return String(rounded);
@@ -138,7 +138,7 @@
     const view = { figure, chart, plot: null, x: null, range: null, drawn: 0, waiting: 0 };
     view.lines = chart.lines.map((line, place) => newLine(place, line));
     view.settings = settingsOf(figure.parentElement);
-    const label = `${chart.title} over ${chart.along}, ${chart.caption}; arrow keys give the values`;
+    const label = `${chart.title} over ${chart.along}, ${chart.caption}; arrow keys move through the values`;
     view.box = element("div", { class: "plot", tabindex: "0", role: "application", "aria-label": label });
     view.legend = element("div", { class: "legend" });
     view.heard = element("p", { class: "heard", "aria-live": "polite" });
@@ -476,8 +476,8 @@
     const bar = element("div", { class: "chart-controls" });
     const [smoothing, scale] = [element("label", {}, "Smoothing "), element("label")];
     smoothing.append(slider, weight);
-    scale.append(log, " Logarithmic");
-    bar.append(smoothing, scale, element("span", { class: "dim" }, "Drag or + zooms in, double-click or 0 zooms out."));
+    scale.append(log, " Log scale");
+    bar.append(smoothing, scale, element("span", { class: "dim" }, "Drag or press + to zoom in, double-click or press 0 to zoom out."));
     container.before(bar);
   }
 

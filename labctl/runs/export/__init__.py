@@ -75,5 +75,5 @@ def _table(lab: Path, run_id: str) -> str:
     first = next(samples, None)
     if first is None:
         hint = "a run prints metrics that its workload.yml or `labctl run --metric NAME=REGEX` declares"
-        raise ConfigError(f"run {run_id} has no samples of metrics to write", hint=hint)
+        raise ConfigError(f"run {run_id} has no metrics", hint=hint)
     return csv.table(chain([first], samples))

@@ -55,7 +55,7 @@
     }
     if (asking) {
       const seconds = Math.floor((Date.now() - asking) / 1000);
-      byId("head").textContent = seconds < 1 ? "asking hosts …" : `asking hosts … ${seconds} s`;
+      byId("head").textContent = seconds < 1 ? "Contacting hosts…" : `Contacting hosts… ${seconds} s`;
     }
   }
 
@@ -85,15 +85,15 @@
 
   function filled(tile) {
     const run = tile.run ? lineOf("run", link(`/run/${encodeURIComponent(tile.run)}`, tile.run_name)) : "";
-    const read = tile.source === "health" ? [" (health, ", ago(tile.read), ")"] : [];
+    const read = tile.source === "health" ? [" (labctl health, ", ago(tile.read), ")"] : [];
     const values = tile.values.length || read.length ? element("p", {}, tile.values.join(" · "), ...read) : "";
-    const examined = !tile.health ? ["not examined"] : [status(tile.health)];
+    const examined = !tile.health ? ["not checked"] : [status(tile.health)];
     if (tile.health && tile.health.kind !== "good") examined.push(" ", ago(tile.examined));
     return [
       element("h3", {}, tile.node, element("span", { class: "dim" }, `${tile.role} on ${tile.host}`)),
       element("p", {}, status(tile.state), tile.reason ? `: ${tile.reason}` : ""),
       run,
-      tile.hardware ? lineOf("has", tile.hardware) : "",
+      tile.hardware ? lineOf("hardware", tile.hardware) : "",
       tile.devices.length ? element("ul", { class: "devices" }, ...tile.devices.map(device)) : "",
       values,
       lineOf("health", ...examined, tile.fitness ? `; ${tile.fitness}` : ""),
@@ -145,15 +145,15 @@
     const { head, error, devices } = parts;
     const all = [error, ...(head?.unreachable ?? []), devices, ...(head?.warnings ?? []).map((message) => ({ message }))];
     const shown = all.filter(Boolean).map(trouble);
-    if (head?.state === "down") shown.push(element("p", {}, "No node of the lab is there."));
+    if (head?.state === "down") shown.push(element("p", {}, "The lab has no nodes."));
     if (head?.hint) shown.push(hint(head.hint));
     byId("troubles").replaceChildren(...shown);
   }
 
   function showLooked({ at, pause }) {
     if (!parts.head) asking = 0;
-    if (parts.error && !parts.head) byId("head").textContent = "The lab cannot be read.";
-    byId("looked").replaceChildren("hosts asked ", ago(at), `, again after ${pause} s while a page is open`);
+    if (parts.error && !parts.head) byId("head").textContent = "Cannot read the lab.";
+    byId("updated").replaceChildren("Updated ", ago(at), `, next update after ${pause} s`);
   }
 
   // --- doctor and health ---
@@ -166,7 +166,7 @@
 
   function problem(each) {
     const following = each.consequences?.length
-      ? element("details", {}, element("summary", {}, `${each.consequences.length} that follow from it`),
+      ? element("details", {}, element("summary", {}, `${each.consequences.length} consequences`),
         element("ul", { class: "plain" }, ...each.consequences.map(finding)))
       : "";
     return element("li", {}, element("ul", { class: "plain" }, ...each.findings.map(finding)), following,
@@ -179,7 +179,7 @@
     }
     const place = byId(name);
     if (answer.busy) {
-      place.replaceChildren(element("p", {}, `${name} is under way …`));
+      place.replaceChildren(element("p", {}, `Running ${name}…`));
       return;
     }
     const told = answer.error ? [status({ text: "failed", kind: "failed" }), ` ${answer.error}`] : [answer.text];
@@ -216,7 +216,7 @@
 
   const events = new EventSource(`${root}/cluster/events`);
   events.addEventListener("parts", (event) => show(JSON.parse(event.data)));
-  events.onerror = () => { byId("looked").textContent = "The server does not answer: is `labctl ui` still running?"; };
+  events.onerror = () => { byId("updated").textContent = "Not connected. Is `labctl ui` still running?"; };
   setInterval(agesGoOn, 1000);
 
   // --- lists ---
@@ -233,39 +233,39 @@
   const FIGURES = { passed: "passed", missed: "missed", unsure: "unsure", "no threshold": "skipped" };
 
   function baselineText(kept) {
-    if (!kept) return element("p", { class: "dim" }, "No baseline is recorded: labctl baseline");
+    if (!kept) return element("p", { class: "dim" }, "No baseline yet: ", copyable("labctl baseline"));
     if (kept.error) return element("p", {}, kept.error, " ", hint(kept.hint));
-    return element("p", {}, `Baseline of ${day(kept.recorded)}: profile ${kept.profile}, ${kept.figures} figures.`);
+    return element("p", {}, `Baseline of ${day(kept.recorded)}: profile ${kept.profile}, ${kept.figures} values.`);
   }
 
   function showValidations({ validations, baseline }) {
-    if (!validations.length) return [element("p", { class: "dim" }, "The lab was never validated."), copyable("labctl validate"), baselineText(baseline)];
+    if (!validations.length) return [element("p", { class: "dim" }, "No validations yet."), copyable("labctl validate"), baselineText(baseline)];
     const rows = validations.map((each) => [status(each.verdict), day(each.started), each.profile, each.seconds, each.message,
       link(`/cluster/reports/${encodeURIComponent(each.name)}/report.html`, "report")]);
     const figures = validations[0].figures.map((each) => [status({ text: each.status, kind: FIGURES[each.status] }), each.what,
       each.node || "all", each.value, each.limit, each.source]);
     return [
-      table("Validations", ["Verdict", "Date", "Profile", "Took", "Why", "Page"], rows),
-      ...(figures.length ? [element("h3", {}, "Worst figures of the last"),
-        table("Worst figures", ["Result", "Figure", "Node", "Value", "Threshold", "From"], figures)] : []),
+      table("Validations", ["Verdict", "Date", "Profile", "Duration", "Message", "Report"], rows),
+      ...(figures.length ? [element("h3", {}, "Worst results of the latest validation"),
+        table("Worst results", ["Status", "Metric", "Node", "Value", "Threshold", "Source"], figures)] : []),
       baselineText(baseline),
     ];
   }
 
   function showBatches({ batches, more }) {
-    if (!batches.length) return [element("p", { class: "dim" }, "No batch below output/ or reports/.")];
+    if (!batches.length) return [element("p", { class: "dim" }, "No batches in output/ or reports/.")];
     const rows = batches.map((each) => [link(`/cluster/batches/${pathOf(each.path)}`, each.path), each.workload, day(each.began * 1000),
       status(each.state), each.rounds ? `${each.jobs} in ${each.rounds} rounds` : `${each.passed} of ${each.jobs} passed`]);
-    return [table("Batches", ["Directory", "Workload", "Began", "State", "Jobs"], rows),
-      more ? element("p", { class: "dim" }, `and ${more} earlier ones`) : ""];
+    return [table("Batches", ["Directory", "Workload", "Started", "State", "Jobs"], rows),
+      more ? element("p", { class: "dim" }, `${more} earlier batches are not shown`) : ""];
   }
 
   function showLabs({ labs, why }) {
     if (why) return [element("p", { class: "dim" }, why)];
-    if (!labs.length) return [element("p", { class: "dim" }, "No lab of yours has containers here.")];
-    const rows = labs.map((each) => [each.here ? `${each.name} (this one)` : each.name, each.directory, status(each.state), each.nodes,
+    if (!labs.length) return [element("p", { class: "dim" }, "You have no labs on this machine.")];
+    const rows = labs.map((each) => [each.here ? `${each.name} (this lab)` : each.name, each.directory, status(each.state), each.nodes,
       each.command && !each.here ? copyable(each.command) : ""]);
-    return [table("Labs", ["Lab", "Directory", "State", "Nodes", "Its pages"], rows)];
+    return [table("Labs", ["Lab", "Directory", "State", "Nodes", "Open its pages"], rows)];
   }
 
   const LISTS = { validations: showValidations, batches: showBatches, labs: showLabs };

@@ -69,8 +69,8 @@
   function settle() {
     byId("log-end").disabled = view.follows;
     if (view.follows) view.fresh = 0;
-    if (!box.childElementCount) status(running ? "Nothing was printed yet." : "Nothing was printed.");
-    else status(view.fresh ? `${count(view.fresh, "new line")} at the end` : "");
+    if (!box.childElementCount) status(running ? "No output yet." : "No output.");
+    else status(view.fresh ? `${count(view.fresh, "new line")} below` : "");
   }
 
   function toEnd() {
@@ -173,7 +173,7 @@
   }
 
   function gap(skipped, at) {
-    const button = element("button", { type: "button" }, `${count(skipped, "line")} came faster than they can be shown: open them`);
+    const button = element("button", { type: "button" }, `${count(skipped, "line")} skipped: show`);
     button.addEventListener("click", () => goTo(at));
     return element("div", { class: "gap" }, button);
   }
@@ -215,7 +215,7 @@
       if (number !== searches) return; // Another text has been typed.
       hits.replaceChildren(...lines.map((line) => hit(line, wanted)));
       hits.hidden = !lines.length;
-      status(more ? `The first ${count(lines.length, "line")} with it` : `${count(lines.length, "line")} with it`);
+      status(more ? `First ${count(lines.length, "matching line")}` : count(lines.length, "matching line"));
     } catch (error) {
       complain(error);
     }
@@ -345,7 +345,7 @@
     if (state.step !== null) parts.push(`${state.counts} ${state.step}${state.steps ? ` of ${state.steps}` : ""}`);
     if (state.seconds_per_step) parts.push(`${duration(state.seconds_per_step)} per ${state.counts}`);
     if (state.seconds_left !== null) parts.push(`${duration(state.seconds_left)} left`);
-    parts.push(`${duration(state.seconds + (performance.now() - since) / 1000)} of at most ${duration(state.timeout)}`);
+    parts.push(`${duration(state.seconds + (performance.now() - since) / 1000)} of ${duration(state.timeout)} allowed`);
     byId("progress-text").textContent = parts.join(", ");
   }
 
@@ -402,8 +402,8 @@
     source.addEventListener("error", () => {
       const lost = source.readyState === EventSource.CLOSED;
       byId("connection").textContent = lost
-        ? "Not connected: reload the page, or start `labctl ui` again."
-        : "Connection lost: trying again every 2 s.";
+        ? "Not connected. Is `labctl ui` still running?"
+        : "Connection lost. Reconnecting…";
     });
   }
 

@@ -81,7 +81,7 @@ function isWithin(row, { value, sign, limit }) {
 
 function matches(row, terms, { workload, verdict: sought, since }, withSettings) {
   if (workload && row.workload !== workload) return false;
-  if (sought === "under way" ? row.state === "done" : sought && row.verdict !== sought) return false;
+  if (sought === "in progress" ? row.state === "done" : sought && row.verdict !== sought) return false;
   if (since && !(row.started >= now() - since * 3600)) return false;
   if (withSettings && !withSettings.has(row.id)) return false;
   return terms.words.every((word) => row.text.includes(word)) && terms.bounds.every((bound) => isWithin(row, bound));
@@ -282,7 +282,7 @@ function showPicked() {
   link.textContent = `Compare ${picked.size}`;
   link.href = `${ROOT}/compare?${new URLSearchParams([...picked].map((id) => ["run", id]))}`;
   element("clear").hidden = !picked.size;
-  const hint = picked.size > MOST ? `${picked.size} selected; at most ${MOST} can be compared` : "1 selected; select another to compare";
+  const hint = picked.size > MOST ? `${picked.size} selected. You can compare at most ${MOST}.` : "1 selected. Select another run to compare.";
   element("picked").textContent = link.hidden && picked.size ? hint : "";
 }
 
@@ -386,7 +386,7 @@ function follow() {
   unfollow();
   events = new EventSource(`${ROOT}/events?since=${change}`);
   events.onopen = () => { element("live").textContent = ""; };
-  events.onerror = () => { element("live").textContent = "not connected: is labctl ui still running?"; };
+  events.onerror = () => { element("live").textContent = "Not connected. Is `labctl ui` still running?"; };
   events.addEventListener("runs", async (event) => {
     const found = JSON.parse(event.data);
     const isNew = found.runs.some((row) => !rows.has(row.id));

@@ -35,8 +35,8 @@ def test_a_note_is_kept_printed_replaced_and_removed(two: Labctl) -> None:
     assert two("note", "latest").out == none
     assert two("note", "-1", "lr", "halved").out == f"run {SECOND}: lr halved\n"
     assert two("note", "-1").out == "lr halved\n"
-    assert two("note", "1e18bb", "a | b\nc").out == f"run {SECOND}: a | b c\nbefore: lr halved\n"
-    assert two("note", "latest", "").out == f"removed the note of run {SECOND}\nbefore: a | b c\n"
+    assert two("note", "1e18bb", "a | b\nc").out == f"run {SECOND}: a | b c\nprevious note: lr halved\n"
+    assert two("note", "latest", "").out == f"removed the note of run {SECOND}\nprevious note: a | b c\n"
     assert two("note", "latest", "").out == f"run {SECOND} has no note\n"
     assert two("note", "latest").out == none
 
@@ -83,7 +83,7 @@ def test_a_secret_of_the_lab_is_not_kept(two: Labctl) -> None:
     ("typed", "code", "message"),
     [
         (["nosuchrun", "text"], 2, "no run `nosuchrun` in"),
-        (["-1", "x" * 501], 2, "the note has 501 characters; a note has at most 500"),
+        (["-1", "x" * 501], 2, "the note has 501 characters; the limit is 500"),
         ([], 2, "`labctl note` needs RUN"),
     ],
 )

@@ -256,7 +256,7 @@ def test_export_of_a_run_without_samples_writes_no_table(two: Labctl) -> None:
     """Run export --csv of a run that printed no metric: exit code 2, no file."""
     (two.directory / "runs" / FAST / "metrics.jsonl").write_text("")
     answer = two("export", FAST, "--csv", "run.csv")
-    assert (answer.code, f"run {FAST} has no samples of metrics" in answer.err) == (2, True)
+    assert (answer.code, f"run {FAST} has no metrics" in answer.err) == (2, True)
     assert not (two.directory / "run.csv").exists()
 
 
@@ -294,7 +294,7 @@ def test_export_to_mlflow_tells_the_page_and_what_was_left_out(two: Labctl, monk
     [
         ("http://h/x", True, "http://h/x"),
         ("", True, "MLflow experiment opt-tiny, run m1"),
-        ("http://h/x", False, "http://h/x (logged before; its tags were updated)"),
+        ("http://h/x", False, "http://h/x (already logged; tags updated)"),
     ],
 )
 def test_a_logged_run_is_named_by_its_page_or_its_experiment(url: str, is_new: bool, text: str) -> None:

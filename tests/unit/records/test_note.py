@@ -44,7 +44,7 @@ def test_a_note_replaces_an_earlier_one_and_an_empty_one_removes_it(tmp_path: Pa
 def test_a_note_that_is_too_long_is_refused_and_the_earlier_one_stays(tmp_path: Path) -> None:
     """Write 501 characters: ConfigError with both numbers."""
     note.write(tmp_path, "first")
-    with pytest.raises(ConfigError, match="the note has 501 characters; a note has at most 500"):
+    with pytest.raises(ConfigError, match="the note has 501 characters; the limit is 500"):
         note.write(tmp_path, "x" * 501)
     assert note.read(tmp_path) == "first"
 

@@ -62,7 +62,7 @@ def test_a_report_has_the_verdict_the_curves_the_machine_the_ranks_the_log_and_t
     assert "All criteria met on 2 ranks." in made.html
     assert titles(made) == ["loss", "time of a step", "cpu", "device utilisation", "time of each rank"]
     assert "rank 1 is the slowest: 21.5 % above the median" in made.html
-    assert "no figure for 1 of 30" in made.html
+    assert "no value for 1 of 30" in made.html
     assert "<pre>the last line</pre>" in made.html
     assert '<th scope="row">image</th><td>labctl/cpu</td>' in made.html
     assert set(made.pictures) == {
@@ -286,7 +286,7 @@ def test_the_page_of_a_run_under_way_claims_no_end(tmp_path: Path) -> None:
     html = served(tmp_path, provisional)
     assert '<header class="running">' in html
     assert '<span class="status running">RUNNING</span>' in html
-    assert "Nothing was printed yet." in html
+    assert "No output yet." in html
     assert "at the end" not in html
     assert "Lines with the cause" not in html
     assert '<div class="charts" id="curves" data-controls>' in html
@@ -378,7 +378,7 @@ def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path
     failed |= {"domain": "unknown", "retry": "unknown", "evidence": BROKEN}
     records.write(tmp_path, FIRST, log=log, **failed)
     page = report(tmp_path, FIRST).html
-    assert "Trying again: may help: cause unclear" in page
+    assert "Retry: may help: cause unclear" in page
     cause = page.partition("<h2>Lines with the cause</h2>")[2].partition("</pre>")[0]
     assert "Traceback:\nRuntimeError" in cause
     assert "step 98" in cause
@@ -434,13 +434,13 @@ def test_a_metric_that_was_found_is_shown_with_its_unit_and_the_text_that_has_it
 
 
 def test_a_run_that_left_nothing_but_its_result_has_a_report(tmp_path: Path) -> None:
-    """Report a run with result.json alone: message, "Nothing was printed.", no pictures."""
+    """Report a run with result.json alone: message, "No output.", no pictures."""
     path = records.write(tmp_path, FIRST, verdict="ERROR", cause="does-not-fit", message="too large", exit_code=3)
     for name in ("metrics.jsonl", "settings.json", "versions.json", "job.json", "output.log"):
         (path / name).unlink()
     made = report(tmp_path, FIRST)
     assert "too large" in made.html
-    assert "Nothing was printed." in made.html
+    assert "No output." in made.html
     assert made.pictures == {}
 
 
@@ -499,9 +499,9 @@ def test_more_devices_than_can_be_told_apart_are_drawn_as_one_line_with_its_band
 
 
 def test_a_loss_of_nan_is_a_gap_that_is_said(tmp_path: Path) -> None:
-    """Report a loss with None: "no figure for 2 of 5"."""
+    """Report a loss with None: "no value for 2 of 5"."""
     records.write(tmp_path, FIRST, losses=[8.0, 7.5, None, None, 7.0])
-    assert "7 to 8; no figure for 2 of 5" in report(tmp_path, FIRST).html
+    assert "7 to 8; no value for 2 of 5" in report(tmp_path, FIRST).html
 
 
 def test_the_report_of_a_long_run_stays_small(tmp_path: Path) -> None:

@@ -257,12 +257,12 @@ def test_nothing_is_to_be_done_about_a_cluster_that_passed() -> None:
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
 def test_a_number_that_is_missing_is_no_figure_and_comes_first(value: float | None) -> None:
-    """Render a figure of None, NaN or infinity: "no figure", first in the chart."""
+    """Render a figure of None, NaN or infinity: "no value", first in the chart."""
     page = html(validation(figures=(figure("worker-0", 98.06), replace(figure("worker-1", None), value=value))))
-    assert "2 of 2 missed; no figure for 1; 98.06 GB/s" in page
+    assert "2 of 2 missed; no value for 1; 98.06 GB/s" in page
     labels = re.findall(r"<text [^>]*>([^<]*)", page)
     assert [label for label in labels if "worker" in label] == ["worker-1", "worker-0"]
-    assert [label for label in labels if "✕" in label] == ["✕ no figure", "✕ 98.06"]
+    assert [label for label in labels if "✕" in label] == ["✕ no value", "✕ 98.06"]
     assert re.findall(r"\b(?:nan|inf|None)\b", page) == []
 
 

@@ -18,13 +18,13 @@ from labctl.system import human
         (-12345.6, "-12,346"),
         (3, "3"),
         (0, "0"),
-        (None, "no figure"),
-        (math.nan, "no figure"),
-        (-math.inf, "no figure"),
+        (None, "no value"),
+        (math.nan, "no value"),
+        (-math.inf, "no value"),
     ],
 )
 def test_a_number_has_four_digits_or_is_an_integer(value: float | None, text: str) -> None:
-    """Format numbers: four digits or an integer, "no figure" for None, nan and infinity."""
+    """Format numbers: four digits or an integer, "no value" for None, nan and infinity."""
     assert human.number(value) == text
 
 

@@ -120,7 +120,7 @@ def test_a_number_that_is_none_is_refused(client: TestClient, lab: Path, query: 
     records.write(lab, RUN, log="line\n")
     answer = client.get(f"{PAGE}/log?{query}")
     assert answer.status_code == 409
-    assert "is no number" in answer.json()["error"]["message"]
+    assert "not a number" in answer.json()["error"]["message"]
 
 
 def test_a_note_is_kept(client: TestClient, lab: Path) -> None:
