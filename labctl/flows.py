@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from labctl.backends.docker.compose.devcontainer import DevcontainerFile
     from labctl.backends.docker.compose.render import RenderedFiles
     from labctl.backends.docker.lab.devices import EffectiveSettings
-    from labctl.backends.docker.lab.machine import OwnLab
+    from labctl.backends.docker.lab.labs import OwnLab
     from labctl.backends.kubernetes.importing import ImportedJob
     from labctl.backends.kubernetes.lab import Submitted
     from labctl.backends.kubernetes.render import Kustomized, Manifests
@@ -219,9 +219,9 @@ def look(context: Context) -> LabNow:
 
 def own_labs() -> tuple[OwnLab, ...]:
     """Return the caller's labs that have containers on this machine, of whatever directory."""
-    from labctl.backends.docker.lab import machine
+    from labctl.backends.docker.lab import labs
 
-    return machine.own_labs()
+    return labs.own_labs()
 
 
 def health(

@@ -1,4 +1,4 @@
-"""Opens pages in a browser, or tells how they get to one: the machine is often reached over ssh."""
+"""Browsers: open a page, or say how to reach it from another machine over ssh."""
 
 from __future__ import annotations
 

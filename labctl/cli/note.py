@@ -1,4 +1,4 @@
-"""Command note: what a person notes on a run."""
+"""Command note: add a note to a run, print or remove it."""
 
 from __future__ import annotations
 

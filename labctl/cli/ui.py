@@ -30,8 +30,8 @@ def ui_command(
         from labctl.ui import server
 
         # The pages themselves show what fails.
-        site = server.site_of(replace(context(directory, output), emit=lambda _: None))
-        with server.listening(port) as listener:
+        site = server.new_site(replace(context(directory, output), emit=lambda _: None))
+        with server.listen(port) as listener:
             number = listener.getsockname()[1]
             address = f"http://{server.LOOPBACK}:{number}{site.root}/"
             with browser.opened_address(address, os.environ) if open_ else nullcontext(False) as is_open:

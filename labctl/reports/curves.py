@@ -199,7 +199,7 @@ def _count(line: Line) -> int:
 
 
 def _is_nonzero(line: Line) -> bool:
-    """Tell if a line has a value other than zero."""
+    """Return True if a line has a value other than zero."""
     return any(value for _, value in line.points)
 
 

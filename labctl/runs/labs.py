@@ -80,7 +80,7 @@ def look(backend: Backend) -> LabNow:
 
 
 def _hang(backend: Backend, run: Run) -> Hang | None:
-    """Return what the ranks of a run under way wait for; None if they wait for nothing, or no node tells."""
+    """Return what the ranks of a run under way wait for; None if it is nothing or unknown."""
     try:
         written = backend.exec(run, LAUNCHER, ("cat", f"{run.job.directory}/{store.HANG}"), limit=LIMIT)
         return store.redacted_hang(decode(written.out.encode(), Hang), run.lab) if written.code == 0 else None

@@ -1,4 +1,4 @@
-"""All addresses of the site, below the guard."""
+"""The ASGI application: the routes of all pages, behind the guard."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from labctl.errors import LabError
-from labctl.ui import batches, cluster, compare, machine, run, runs, validations
+from labctl.ui import batches, cluster, compare, labs, run, runs, validations
 from labctl.ui.guard import Guard
-from labctl.ui.site import STATIC, Site, failed
+from labctl.ui.site import STATIC, Site, error_response
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TYPES = {".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
 """Media types of scripts and styles, by suffix."""
-PARTS = (runs, run, compare, cluster, batches, validations, machine)
+MODULES = (runs, run, compare, cluster, batches, validations, labs)
 """Modules with a function ``routes(site)``."""
 
 
@@ -26,9 +26,9 @@ def application(site: Site) -> Guard:
     from starlette.routing import Route
 
     routes = [Route("/static/{name}", static)]
-    for part in PARTS:
-        routes += part.routes(site)
-    app = Starlette(routes=routes, exception_handlers={LabError: partial(failed, site)})
+    for module in MODULES:
+        routes += module.routes(site)
+    app = Starlette(routes=routes, exception_handlers={LabError: partial(error_response, site)})
     return Guard(app, site.token)
 
 

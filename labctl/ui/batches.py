@@ -19,7 +19,7 @@ from labctl.batches.record import RECORD, Batch
 from labctl.errors import ConfigError
 from labctl.system import filelock, human
 from labctl.ui.site import Site, as_json
-from labctl.ui.timeline import laid_out, table
+from labctl.ui.timeline import lay_out, table
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -30,7 +30,7 @@ OUTPUT, REPORTS = "output", "reports"
 """Folders of a lab in which batches, searches and validations are kept unless the user names others."""
 ROUND = "round"
 SHOWN = 50
-"""Batches in the list, the latest."""
+"""Latest batches that are listed."""
 
 
 class Place(Struct, frozen=True):
@@ -55,14 +55,14 @@ def routes(site: Site) -> list[BaseRoute]:
 
     def listing(_: Request) -> Response:
         """Return the latest batches."""
-        places = sorted(found(site.directory).values(), key=lambda place: _changed(site, place), reverse=True)
+        places = sorted(find_all(site.directory).values(), key=lambda place: _changed_at(site, place), reverse=True)
         rows = [row for place in places[:SHOWN] if (row := _row(site, place))]
         return as_json({"batches": rows, "more": max(0, len(places) - SHOWN)})
 
     def page(request: Request) -> Response:
         """Return the page of a batch."""
         path = request.path_params["path"]
-        place = found(site.directory).get(path)
+        place = find_all(site.directory).get(path)
         batches = _batches(site, place) if place else []
         if not place or not batches:
             raise ConfigError(f"batch {path} not found", hint=f"ls {OUTPUT} {REPORTS}")
@@ -71,10 +71,10 @@ def routes(site: Site) -> list[BaseRoute]:
     return [Route("/cluster/batches.json", listing), Route("/cluster/batches/{path:path}", page)]
 
 
-# --- where they are ------------------------------------------------------------------------------------------
+# --- folders -------------------------------------------------------------------------------------------------
 
 
-def found(lab: Path) -> dict[str, Place]:
+def find_all(lab: Path) -> dict[str, Place]:
     """Return the batches and searches of a lab by path: those in output/, and the checks of validations."""
     parents = [OUTPUT, *(f"{REPORTS}/{name}/{CHECKS}" for name in _folders(lab / REPORTS))]
     places: dict[str, Place] = {}
@@ -86,7 +86,7 @@ def found(lab: Path) -> dict[str, Place]:
 
 
 def _place(lab: Path, path: str) -> Place | None:
-    """Return what a folder has: a batch, a search whose rounds are batches, or None for neither."""
+    """Return the batch in a folder, or the search whose rounds are batches; None without either."""
     if (lab / path / RECORD).is_file():
         return Place(path, (path,))
     rounds = [name for name in _folders(lab / path) if name.startswith(ROUND)]
@@ -119,7 +119,7 @@ def _loaded(directory: Path, changed: int, size: int) -> Batch | None:  # noqa: 
     return record.load(directory)
 
 
-def _changed(site: Site, place: Place) -> float:
+def _changed_at(site: Site, place: Place) -> float:
     """Return the time of a batch's last change; 0 if it is gone."""
     try:
         return (site.directory / place.folders[-1] / RECORD).stat().st_mtime
@@ -149,7 +149,7 @@ def _row(site: Site, place: Place) -> dict[str, object] | None:
 
 
 def _state(site: Site, place: Place, batches: list[Batch]) -> dict[str, str]:
-    """Return the state of a batch as word and class."""
+    """Return the state of a batch, as text and class."""
     if is_under_way(site.directory / place.path):
         return {"text": "running", "kind": "running"}
     if place.is_search:
@@ -162,12 +162,12 @@ def _state(site: Site, place: Place, batches: list[Batch]) -> dict[str, str]:
 
 
 def is_under_way(directory: Path) -> bool:
-    """Tell if a labctl carries out a batch or a search."""
+    """Return True if a labctl carries out a batch or a search."""
     return filelock.is_held(directory / ".lock")
 
 
 def _outcome(report: search.BisectReport | None) -> dict[str, str]:
-    """Return what came out of a search, as word and class."""
+    """Return the result of a search, as text and class."""
     if not report:
         return {"text": "no result", "kind": "unsure"}
     kinds: Mapping[int, dict[str, str]] = {
@@ -179,11 +179,11 @@ def _outcome(report: search.BisectReport | None) -> dict[str, str]:
     return kinds.get(report.exit_code, {"text": f"bad: {bad}" if bad else "every run failed", "kind": "failed"})
 
 
-# --- the page of one -----------------------------------------------------------------------------------------
+# --- the page of a batch -------------------------------------------------------------------------------------
 
 
 def _shown(site: Site, place: Place, batches: list[Batch], now: float) -> dict[str, Any]:
-    """Return what the page of a batch shows."""
+    """Return the data of the page of a batch."""
     directory = site.directory / place.path
     report = search.read_report(directory) if place.is_search else None
     return {
@@ -191,7 +191,7 @@ def _shown(site: Site, place: Place, batches: list[Batch], now: float) -> dict[s
         "batch": batches[0],
         "state": _state(site, place, batches),
         "live": is_under_way(directory),
-        "timeline": laid_out(batches, now),
+        "timeline": lay_out(batches, now),
         "rows": table(batches, now, rounds=place.is_search),
         "notes": search.read_notes(directory) if place.is_search else (),
         "report": report,

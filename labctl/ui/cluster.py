@@ -1,4 +1,4 @@
-"""The page of hosts and nodes: a tile per node, live, with what the last doctor and the last looks at health found."""
+"""The page of the cluster: a live tile per node, with the findings of doctor and health."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labctl.records import store
 from labctl.runs.health import HealthReport
 from labctl.runs.labs import LabNow
 from labctl.system.parallel import begin
-from labctl.ui.board import Board, stream
+from labctl.ui.page_state import PageState, stream
 from labctl.ui.site import Site, as_json
 from labctl.ui.tiles import LEVELS, Known, tiles
 
@@ -41,11 +41,11 @@ LONGEST_PAUSE = 30.0
 DEVICES_AGE = 600.0
 """Seconds after which the hosts' devices are read again."""
 TILE = "tile "
-"""Beginning of the name of a tile's part."""
+"""Prefix of the names of tiles among the parts of the page."""
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What is told above the tiles."""
+    """Heading of the page: the lab, its state and its problems."""
 
     lab: str
     state: str
@@ -56,7 +56,7 @@ class Head(Struct, frozen=True, kw_only=True):
 
 
 class Examination(Struct, frozen=True, kw_only=True):
-    """Answer of doctor or health, kept for all pages."""
+    """Result of doctor or health, for all open pages."""
 
     busy: bool = False
     """It is under way."""
@@ -72,19 +72,19 @@ def routes(site: Site) -> list[BaseRoute]:
     """Return the addresses of the cluster's page."""
     from starlette.routing import Route
 
-    watch = Watch(site.context)
+    monitor = Monitor(site.context)
 
     def page(_: Request) -> Response:
-        """Return the page, which fills itself."""
+        """Return the page; its script fills it."""
         return site.page("cluster.html.j2", here="/cluster", refused=refusal(site.context))
 
     async def events(request: Request) -> Response:
-        """Return the stream of what changed on the page."""
-        return stream(watch.board, request, watch.look_if_due)
+        """Stream the parts of the page that change."""
+        return stream(monitor.page, request, monitor.look_if_due)
 
     def examine(request: Request) -> Response:
-        """Begin doctor or health, whose answer comes by the events."""
-        watch.examine(request.path_params["name"])
+        """Start doctor or health, whose result comes by the events."""
+        monitor.examine(request.path_params["name"])
         return as_json({}, 202)
 
     return [
@@ -103,12 +103,12 @@ def refusal(context: Context) -> str:
     return ""
 
 
-class Watch:
-    """Looks at the lab for all open pages, one look at a time, and keeps the answers on a board."""
+class Monitor:
+    """Monitor of the lab for all open pages: looks at it, one look at a time, and updates the page."""
 
     def __init__(self, context: Context) -> None:
         """Look at nothing yet."""
-        self.board = Board()
+        self.page = PageState()
         self._context = context
         self._looking = False
         self._due = 0.0
@@ -122,33 +122,33 @@ class Watch:
     # --- the lab ---
 
     def look_if_due(self) -> None:
-        """Begin a look, unless one is under way or was taken just before."""
+        """Start a look, unless one is under way or the next is not due yet."""
         if not self._looking and time.monotonic() >= self._due:
             self._looking = True
             begin(self._look)
 
     def _look(self) -> None:
-        """Look at the lab, put its tiles on the board, and set the time of the next look."""
+        """Look at the lab, put its tiles on the page, and set the time of the next look."""
         began = time.monotonic()
         try:
             self._read()
         except LabError as error:
-            self.board.put({"error": {"message": error.message, "hint": error.hint}})
+            self.page.put({"error": {"message": error.message, "hint": error.hint}})
         except Exception as error:
             # A page that goes on asking would hide it.
-            self.board.put({"error": {"message": f"labctl failed: {error!r}", "hint": "labctl status"}})
+            self.page.put({"error": {"message": f"labctl failed: {error!r}", "hint": "labctl status"}})
             raise
         finally:
             took = time.monotonic() - began
             self._due = time.monotonic() + min(LONGEST_PAUSE, max(PACE, REST * took))
-            self.board.put({"looked": {"at": time.time(), "pause": round(self._due - time.monotonic())}})
+            self.page.put({"looked": {"at": time.time(), "pause": round(self._due - time.monotonic())}})
             self._looking = False
 
     def _read(self) -> None:
         """Read the lab, and its devices if they were not read for some time. LabError if it cannot be read."""
         warnings: list[str] = []
         self._now = flows.look(replace(self._context, emit=partial(_keep_warning, warnings)))
-        self.board.put({"head": _head(self._now, warnings), "error": None})
+        self.page.put({"head": _head(self._now, warnings), "error": None})
         self._show()
         if time.monotonic() >= self._devices_due:
             self._devices_due = time.monotonic() + DEVICES_AGE
@@ -162,18 +162,18 @@ class Watch:
             self._devices = flows.devices(self._context)
         except LabError as error:
             why = {"message": f"cannot list the devices of the hosts: {error.message}", "hint": error.hint}
-        self.board.put({"devices": why})
+        self.page.put({"devices": why})
 
     def _show(self) -> None:
-        """Put the tiles on the board."""
+        """Put the tiles on the page."""
         if self._now:
             shown = tiles(self._now, self._known(self._now))
             parts: dict[str, object] = {f"{TILE}{tile.node}": tile for tile in shown}
-            self.board.put({**parts, "order": [tile.node for tile in shown]})
-            self.board.keep(set(parts), TILE)
+            self.page.put({**parts, "order": [tile.node for tile in shown]})
+            self.page.keep(set(parts), TILE)
 
     def _known(self, now: LabNow) -> Known:
-        """Return what is known besides the lab's state."""
+        """Return the facts that tiles have beside the lab's state."""
         directory = self._context.directory
         hosts = {node.host for node in now.status.nodes}
         kept = {host: verdict for host in hosts if (verdict := health.read(directory, host))}
@@ -182,7 +182,7 @@ class Watch:
     # --- doctor and health ---
 
     def examine(self, name: str) -> None:
-        """Begin doctor or health. HostError if one is under way, ConfigError if the backend has none of this name."""
+        """Start doctor or health. HostError if one is under way, ConfigError if the backend does not have it."""
         work: dict[str, Callable[[], Examination]] = {"doctor": self._doctor, "health": self._health}
         if name not in work:
             raise ConfigError(f"unknown examination {name}")
@@ -190,11 +190,11 @@ class Watch:
             backends.require(self._context.declared(), "health")
         if not self._examining.acquire(blocking=False):
             raise HostError("doctor or health is already running", hint="wait until it ends; all pages show it")
-        self.board.put({name: Examination(busy=True)})
+        self.page.put({name: Examination(busy=True)})
         begin(partial(self._examine, name, work[name]))
 
     def _examine(self, name: str, work: Callable[[], Examination]) -> None:
-        """Put the answer of doctor or health on the board, or why there is none, and show it on the tiles."""
+        """Put the answer of doctor or health on the page, or why there is none, and show it on the tiles."""
         answer = Examination(at=time.time(), error=f"labctl {name} failed", hint=f"labctl {name}")
         try:
             answer = work()
@@ -202,7 +202,7 @@ class Watch:
             answer = replace(answer, error=error.message, hint=error.hint)
         finally:
             self._examining.release()
-            self.board.put({name: answer})
+            self.page.put({name: answer})
         self._show()
 
     def _doctor(self) -> Examination:
@@ -223,7 +223,7 @@ def _keep_warning(warnings: list[str], event: Event) -> None:
 
 
 def _head(now: LabNow, warnings: list[str]) -> Head:
-    """Return what is told above the tiles."""
+    """Return the heading of the page."""
     status = now.status
     return Head(
         lab=status.lab,

@@ -1,4 +1,4 @@
-"""Server-sent events of a run under way: to each page what it has not got yet."""
+"""Server-sent events of a run under way: each page gets what is new to it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import msgspec
 from msgspec.structs import asdict
 
 from labctl.ui import log
-from labctl.ui.growth import Batch, Metrics, read_samples
-from labctl.ui.watch import State, Watch, Watches
+from labctl.ui.live_charts import MetricsReader, NewPoints, read_samples
+from labctl.ui.watcher import State, Watcher, Watchers
 
 TICK = 0.5
-"""Seconds between two looks at what is new."""
+"""Seconds between two checks for new data."""
 HEARTBEAT = 15
 """Seconds of silence after which a page is told that it is connected."""
 RETRY, BEAT = "retry: 2000\n\n", ": connected\n\n"
 FIRST_LINES, MOST_LINES = 300, 150
-"""Lines of the log that a page gets at first, and with each look, at most."""
+"""Lines of the log in the first and in each later event, at most."""
 PLACE = re.compile(r"\d{1,15}(-\d{1,15})+")
 """Id of the last of several events: offsets in the log, in the metrics, and in the samples of each node."""
 
 
-async def stream(watches: Watches, run_id: str, place: str) -> AsyncIterator[str]:
-    """Yield the events of a run behind a place (empty: all), until it has ended."""
+async def stream(watchers: Watchers, run_id: str, place: str) -> AsyncIterator[str]:
+    """Yield the events of a run after the one with this id (empty: all), until the run has ended."""
     import anyio
     from anyio.to_thread import run_sync
 
-    with watches.watching(run_id) as watch:
-        reader = Reader(watch, place)
+    with watchers.watching(run_id) as watcher:
+        reader = Reader(watcher, place)
         yield RETRY
         silence = 0.0
         while not reader.ended:
@@ -43,25 +43,25 @@ async def stream(watches: Watches, run_id: str, place: str) -> AsyncIterator[str
 
 
 class Reader:
-    """What a page has got of a run, and what is new."""
+    """Reader of the events of a run, which remembers what its page has received."""
 
-    def __init__(self, watch: Watch, place: str) -> None:
-        """Begin behind a place; empty for nothing got yet."""
+    def __init__(self, watcher: Watcher, place: str) -> None:
+        """Begin after the event with this id; from the beginning if it is empty."""
         self.ended = False
-        self._watch = watch
+        self._watcher = watcher
         offsets = [int(number) for number in place.split("-")] if PLACE.fullmatch(place) else [0, 0]
         self._log: int | None = offsets[0] or None
         self._metrics = offsets[1]
-        nodes = len(watch.tables)
+        nodes = len(watcher.tables)
         self._samples = (offsets[2:] + [0] * nodes)[:nodes]
-        self._of_metrics = Metrics(watch.growth, watch.job)
+        self._of_metrics = MetricsReader(watcher.charts, watcher.job)
         self._charts: set[str] = set()
         self._state: State | None = None
 
     def read(self) -> str:
-        """Return the events that are new, the last one with the place behind all; empty if there is none."""
+        """Return the new events, the last one with the id of them all; empty if there are none."""
         # Asked first: what was printed before the end is read below.
-        self.ended = self._watch.has_ended
+        self.ended = self._watcher.has_ended
         events = [*self._points(), *self._lines(), *self._changed()]
         if self.ended:
             events.append(_event("ended", {}))
@@ -71,27 +71,27 @@ class Reader:
         return "\n".join(events) + f"id: {place}\n\n"
 
     def _points(self) -> Iterator[str]:
-        """Yield the charts that have appeared, and the points that are new."""
-        batch = Batch()
-        self._metrics = self._of_metrics.read(self._watch.folder, self._metrics, batch)
-        read_samples(self._watch.growth, self._watch.tables, self._samples, batch)
-        for name, chart in batch.charts.items():
+        """Yield new charts, then new points."""
+        new = NewPoints()
+        self._metrics = self._of_metrics.read(self._watcher.folder, self._metrics, new)
+        read_samples(self._watcher.charts, self._watcher.tables, self._samples, new)
+        for name, chart in new.charts.items():
             if name not in self._charts:
                 self._charts.add(name)
-                yield _event("chart", {**asdict(chart), "section": self._watch.growth.section(chart)})
-        if points := batch.points():
+                yield _event("chart", {**asdict(chart), "section": self._watcher.charts.section(chart)})
+        if points := new.points():
             yield _event("points", points)
 
     def _lines(self) -> Iterator[str]:
-        """Yield the lines that are new."""
+        """Yield the new lines of the log."""
         most = FIRST_LINES if self._log is None else MOST_LINES
-        if new := log.news(self._watch.folder, self._log, most):
+        if new := log.new_lines(self._watcher.folder, self._log, most):
             self._log = new.end
             yield _event("log", new)
 
     def _changed(self) -> Iterator[str]:
-        """Yield the state if more than the time has changed."""
-        state = self._watch.state()
+        """Yield the state of the run if more than its time has changed."""
+        state = self._watcher.state()
         if self._state != (same := msgspec.structs.replace(state, seconds=0)):
             self._state = same
             yield _event("state", flat(state))

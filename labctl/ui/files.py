@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 18
 """Bytes that are read at once."""
-PEEKED = 1 << 12
-"""Bytes that tell whether a file is a text."""
-MOST = 2000
+SNIFFED = 1 << 12
+"""Bytes by which the type of a file is recognized."""
+MOST_ENTRIES = 2000
 """Entries of a folder that are listed."""
 PNG = b"\x89PNG\r\n\x1a\n"
 # Content of a run, which may be anyone's: no script runs, and nothing is fetched.
@@ -49,32 +49,32 @@ def routes(site: Site) -> list[BaseRoute]:
     """Return the addresses of the files of a run."""
     from starlette.routing import Route
 
-    def of_record(request: Request) -> Response:
+    def page(request: Request) -> Response:
         """Return a file or a folder of the record."""
-        return answer(site, store.find(site.directory, request.path_params["run"]), request.path_params["path"])
+        return file_or_folder(site, store.find(site.directory, request.path_params["run"]), request.path_params["path"])
 
-    return [Route("/run/{run}/files/{path:path}", of_record)]
+    return [Route("/run/{run}/files/{path:path}", page)]
 
 
-def answer(site: Site, run_id: str, path: str) -> Response:
+def file_or_folder(site: Site, run_id: str, path: str) -> Response:
     """Return a file, or a page with the entries of a folder. ConfigError if the record has neither by this path."""
     root, parts = store.directory(site.directory, run_id), path.removesuffix("/").split("/") if path else []
     try:
-        kept = opened(root, parts, folder=path.endswith("/"))
+        content = open_file(root, parts, folder=path.endswith("/"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"run {run_id}: {path}: not found", hint=f"ls -l {root}") from error
-    if kept:
-        return sent(parts[-1], kept)
+    if content:
+        return file_response(parts[-1], content)
     base = f"{site.root}/run/{run_id}"
     above = f"{base}/files/{quote('/'.join(parts[:-1]))}".rstrip("/") + "/" if parts else base
     title, folder = "/".join(parts), root.joinpath(*parts)
-    entries, others = listed(root, parts)
+    entries, others = list_folder(root, parts)
     here = f"{base}/files/" + "".join(f"{quote(part)}/" for part in parts)
     values: dict[str, Any] = {"title": title, "above": above, "base": here, "folder": folder, "run_id": run_id}
     return site.page("folder.html.j2", here="", entries=entries, others=others, **values)
 
 
-def opened(root: Path, parts: Sequence[str], *, folder: bool = False) -> BinaryIO | None:
+def open_file(root: Path, parts: Sequence[str], *, folder: bool = False) -> BinaryIO | None:
     """Open a file below a folder without following a link on the way; None if it is a folder. OSError if neither.
 
     ``folder``: it has to be one.
@@ -91,15 +91,15 @@ def opened(root: Path, parts: Sequence[str], *, folder: bool = False) -> BinaryI
 
 
 def _is_name(part: str) -> bool:
-    """Tell if a part of a path is the name of an entry."""
+    """Return True if a part of a path is the name of an entry."""
     return part not in ("", ".", "..") and "\0" not in part
 
 
-def listed(root: Path, parts: Sequence[str]) -> tuple[list[Entry], int]:
+def list_folder(root: Path, parts: Sequence[str]) -> tuple[list[Entry], int]:
     """Return the first entries of a folder, folders first, and the number of others. OSError if it cannot be read."""
     with files.open_below(root, Path(*parts)) as folder, os.scandir(folder) as entries:
         every = sorted(map(_entry, entries), key=lambda entry: (entry.kind != "folder", entry.name))
-    return every[:MOST], max(0, len(every) - MOST)
+    return every[:MOST_ENTRIES], max(0, len(every) - MOST_ENTRIES)
 
 
 def _entry(entry: os.DirEntry[str]) -> Entry:
@@ -113,25 +113,25 @@ def _entry(entry: os.DirEntry[str]) -> Entry:
     return Entry(name, "file", entry.stat(follow_symlinks=False).st_size) if is_file else Entry(name, "other")
 
 
-def sent(name: str, content: BinaryIO) -> Response:
+def file_response(name: str, content: BinaryIO) -> Response:
     """Return a file as it is now: a text as text, whatever its name, a picture as PNG, others to be saved."""
     from starlette.responses import StreamingResponse
 
-    size, start = os.fstat(content.fileno()).st_size, content.peek(PEEKED)[:PEEKED]  # type: ignore[attr-defined]
-    kind = kind_of(name, start)
+    size, start = os.fstat(content.fileno()).st_size, content.peek(SNIFFED)[:SNIFFED]  # type: ignore[attr-defined]
+    kind = media_type(name, start)
     headers = {**POLICY, "content-length": str(size)}
     if kind == "application/octet-stream":
         headers["content-disposition"] = f"attachment; filename*=UTF-8''{quote(name, safe='')}"
     return StreamingResponse(_pieces(content, size), media_type=kind, headers=headers)
 
 
-def kind_of(name: str, start: bytes) -> str:
+def media_type(name: str, start: bytes) -> str:
     """Return the media type of a file by its first bytes."""
     if name.lower().endswith(".png") and start.startswith(PNG):
         return "image/png"
     try:
         # The last character may be cut.
-        start.decode() if len(start) < PEEKED else start[:-3].decode("utf-8", "strict")
+        start.decode() if len(start) < SNIFFED else start[:-3].decode("utf-8", "strict")
     except UnicodeDecodeError as error:
         if error.start < len(start) - 6:
             return "application/octet-stream"

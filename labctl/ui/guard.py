@@ -1,4 +1,4 @@
-"""Guard of the pages: who has the token gets them, and no page of another origin does."""
+"""Access control of the pages: requests need the token, and none may come from another origin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")
-"""Value of a Host header: also that of an ssh tunnel from another port; any other is a name that was bound anew."""
+"""Accepted Host header, with any port as ssh tunnels have others; another name is DNS rebinding."""
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self'"
@@ -67,7 +67,7 @@ def refused(scope: Scope, token: str) -> Refusal | None:
 
 
 def _is_of_other_page(scope: Scope, host: str) -> bool:
-    """Tell if a page of another origin may have sent a request; a link that it only leads to is none."""
+    """Return True if a page of another origin may have sent a request; following a link from there is allowed."""
     origins = _values(scope, b"origin")
     if origins or scope["method"] not in ("GET", "HEAD"):
         return origins != [f"http://{host}"]

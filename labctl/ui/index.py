@@ -229,7 +229,7 @@ def _number(metric: Recorded) -> float | None:
 
 
 def _has(parameters: Collection[str], sought: Iterable[set[str]], names: Iterable[tuple[str, str]]) -> bool:
-    """Tell if a run has one of each set of parameters, and one that begins with one of each pair of names."""
+    """Return True if a run has one of each set of parameters, and one that begins with one of each pair of names."""
     if any(each.isdisjoint(parameters) for each in sought):
         return False
     return all(any(parameter.startswith(pair) for parameter in parameters) for pair in names)

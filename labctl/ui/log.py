@@ -24,8 +24,8 @@ LONGEST = 4000
 """Bytes of a line that are shown."""
 MOST_LINES, MOST_PIECES = 2000, 32
 """Lines of a window at most, and pieces that are searched for those of a rank."""
-MOST_HITS = 500
-BEFORE_HIT, AROUND_HIT = 60, 240
+MOST_MATCHES = 500
+BEFORE_MATCH, AROUND_MATCH = 60, 240
 """Bytes that are shown of a line with a text that was searched, before the text and in all."""
 # Colors, movements and titles of terminals; then other characters that do not show, or that turn text around.
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
@@ -55,7 +55,7 @@ class Window(Struct, frozen=True, kw_only=True):
     skipped: int = 0
 
 
-class Hits(Struct, frozen=True):
+class Matches(Struct, frozen=True):
     """Lines of a log with a text, each cut to its place; ``more`` if there are others behind."""
 
     lines: tuple[LogLine, ...] = ()
@@ -74,7 +74,7 @@ def after(folder: Path, begin: int, most: int, rank: int | None = None) -> Windo
         return log.after(begin, most, rank) if log else Window()
 
 
-def news(folder: Path, since: int | None, most: int) -> Window | None:
+def new_lines(folder: Path, since: int | None, most: int) -> Window | None:
     """Return the last whole lines behind an offset (None: of all) and how many are left out; None without a new one."""
     with opened(folder) as log:
         if not log or log.size <= (since or 0):
@@ -85,15 +85,15 @@ def news(folder: Path, since: int | None, most: int) -> Window | None:
         return log.before(end, most) if since is None else log.between(since, end, most)
 
 
-def search(folder: Path, text: str, rank: int | None = None) -> Hits:
+def search(folder: Path, text: str, rank: int | None = None) -> Matches:
     """Return the first lines with a text, of a rank if given; case of ASCII letters does not matter."""
     with opened(folder) as log:
         wanted = text.partition("\n")[0].encode().lower()
-        hits = list(islice(log.search(wanted, rank), MOST_HITS + 1)) if log and wanted else []
-    return Hits(tuple(hits[:MOST_HITS]), more=len(hits) > MOST_HITS)
+        matches = list(islice(log.search(wanted, rank), MOST_MATCHES + 1)) if log and wanted else []
+    return Matches(tuple(matches[:MOST_MATCHES]), more=len(matches) > MOST_MATCHES)
 
 
-def shown(raw: bytes, length: int = 0) -> str:
+def display_text(raw: bytes, length: int = 0) -> str:
     """Return the text of a line that no terminal code changes: the last state of a progress bar, a long line cut.
 
     ``length`` is that of the line of which ``raw`` is a part.
@@ -108,8 +108,8 @@ def shown(raw: bytes, length: int = 0) -> str:
 # --- files ---------------------------------------------------------------------------------------------------
 
 
-class Counted:
-    """An open file that may grow, whose lines are counted."""
+class IndexedFile:
+    """An open file that may grow, with the line numbers of its offsets."""
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self._handle = stream.fileno()
@@ -183,7 +183,8 @@ def opened(folder: Path) -> Iterator[Log | None]:
     with suppress(OSError):
         times = files.open_regular(folder / store.TIMES)
     try:
-        yield Log(Counted(lines, folder / store.OUTPUT), Counted(times, folder / store.TIMES) if times else None)
+        indexed_times = IndexedFile(times, folder / store.TIMES) if times else None
+        yield Log(IndexedFile(lines, folder / store.OUTPUT), indexed_times)
     finally:
         lines.close()
         if times:
@@ -204,7 +205,7 @@ class Span(Struct, frozen=True):
 class Log:
     """An open log: its lines, with ranks and times if they are recorded."""
 
-    def __init__(self, lines: Counted, times: Counted | None) -> None:
+    def __init__(self, lines: IndexedFile, times: IndexedFile | None) -> None:
         self._lines, self._times = lines, times
 
     @property
@@ -259,10 +260,10 @@ class Log:
             content = self._lines.read(begin, min(end, begin + PIECE))
             lines = content.count(b"\n") or 1
             marks: list[bytes] = []
-            for place, start, at, stop in _hits(content, wanted):
+            for place, start, at, stop in _find_all(content, wanted):
                 marks = marks or self._marks(number, lines)
-                first = max(start, at - BEFORE_HIT)
-                span = Span(begin + start, content[first : min(stop, first + AROUND_HIT)])
+                first = max(start, at - BEFORE_MATCH)
+                span = Span(begin + start, content[first : min(stop, first + AROUND_MATCH)])
                 line = _line(number + place + 1, span, marks[place])
                 if rank in (None, line.rank):
                     yield line
@@ -321,8 +322,8 @@ class Log:
         return marks + [b""] * (lines - len(marks))
 
 
-def _hits(content: bytes, wanted: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the lines with these lower-case bytes: how many are before, and offsets of line, hit and end."""
+def _find_all(content: bytes, wanted: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the lines with these lower-case bytes: how many are before, and offsets of line, match and end."""
     lowered = content.lower()
     place = counted = 0
     at = lowered.find(wanted)
@@ -341,7 +342,7 @@ def _line(number: int, span: Span, mark: bytes) -> LogLine:
     return LogLine(
         at=span.at,
         number=number,
-        text=shown(span.raw, span.length),
+        text=display_text(span.raw, span.length),
         rank=int(rank) if rank.isdigit() else None,
         when=store.moment(when),
     )

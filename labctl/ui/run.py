@@ -1,4 +1,4 @@
-"""The page of a run, live while it is under way, and what a person does to it there."""
+"""The page of a run, live while the run is under way: its events, log and actions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labctl.runs import compare
 from labctl.system.decode import decode
 from labctl.ui import events, files, log
 from labctl.ui.site import Site, as_json
-from labctl.ui.watch import Watches
+from labctl.ui.watcher import Watchers
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -41,42 +41,42 @@ def routes(site: Site) -> list[BaseRoute]:
     from starlette.responses import RedirectResponse, StreamingResponse
     from starlette.routing import Route
 
-    watches = Watches(site.context)
+    watchers = Watchers(site.context)
 
     def page(request: Request) -> Response:
-        """Return the page; of a run that is named otherwise than by its id, the way there."""
-        run_id = found(request)
+        """Return the page; redirect from another name of the run, such as ``latest``."""
+        run_id = run_id_of(request)
         if run_id != request.path_params["run"]:
             return RedirectResponse(f"{site.root}/run/{quote(run_id)}")
         return site.page("run.html.j2", **content(site, run_id))
 
     async def follow(request: Request) -> Response:
-        """Return the events of a run under way, behind those that have come."""
-        run_id = found(request)
+        """Stream the events of a run under way that the page has not received."""
+        run_id = run_id_of(request)
         store.load_job(site.directory, run_id)
         place = request.headers.get("last-event-id") or request.query_params.get("place", "")
-        return StreamingResponse(events.stream(watches, run_id, place), media_type="text/event-stream")
+        return StreamingResponse(events.stream(watchers, run_id, place), media_type="text/event-stream")
 
     def lines(request: Request) -> Response:
         """Return a window of the log, or the lines with a text."""
-        return as_json(asked_lines(watches, found(request), request.query_params))
+        return as_json(log_lines(watchers, run_id_of(request), request.query_params))
 
     def stop(request: Request) -> Response:
         """Stop the run; answer when it has ended."""
-        return as_json({"verdict": flows.stop(site.context, found(request), GRACE).verdict})
+        return as_json({"verdict": flows.stop(site.context, run_id_of(request), GRACE).verdict})
 
     def stacks(request: Request) -> Response:
-        """Tell what the ranks wait for."""
-        return as_json(flows.stacks(site.context, found(request)))
+        """Return what the ranks are waiting for."""
+        return as_json(flows.stacks(site.context, run_id_of(request)))
 
     async def note(request: Request) -> Response:
         """Keep a note on the run."""
         from anyio.to_thread import run_sync
 
-        text = noted(await request.body())
-        return as_json(await run_sync(flows.note, site.context, found(request), text))
+        text = note_text(await request.body())
+        return as_json(await run_sync(flows.note, site.context, run_id_of(request), text))
 
-    def found(request: Request) -> str:
+    def run_id_of(request: Request) -> str:
         """Return the id of the run that an address names. ConfigError if there is none."""
         return store.find(site.directory, request.path_params["run"])
 
@@ -92,11 +92,11 @@ def routes(site: Site) -> list[BaseRoute]:
 
 
 def content(site: Site, run_id: str) -> dict[str, Any]:
-    """Return what the page of a run shows; without a result it is one of a run under way."""
+    """Return the data of the page of a run; a run without a result is shown as under way."""
     shown = store.read(site.directory, run_id)
     result = shown.result or provisional(site, shown.summary)
     recorded = compare.read(site.directory, result)
-    entries, _ = files.listed(store.directory(site.directory, run_id), ())
+    entries, _ = files.list_folder(store.directory(site.directory, run_id), ())
     page = reports.served(site.directory, [recorded], site.root)
     return {
         **page,
@@ -127,7 +127,7 @@ def provisional(site: Site, summary: store.RunSummary) -> Result:
     )
 
 
-def noted(body: bytes) -> str:
+def note_text(body: bytes) -> str:
     """Return the text of a note that a page sends. ConfigError if it is none."""
     try:
         return decode(body, NoteText).text
@@ -135,29 +135,29 @@ def noted(body: bytes) -> str:
         raise ConfigError(f"cannot read the note: {error}", hint='send {"text": "..."}') from error
 
 
-def asked_lines(watches: Watches, run_id: str, asked: Any) -> log.Window | log.Hits:
+def log_lines(watchers: Watchers, run_id: str, query: Any) -> log.Window | log.Matches:
     """Return the lines of a log that a page asks for: ``search``, ``begin`` and ``after``, or ``end`` and ``before``.
 
     ConfigError for a number that is none.
     """
-    folder, rank = watches.folder(run_id), _number(asked, "rank")
-    if text := asked.get("search"):
+    folder, rank = watchers.folder(run_id), _number(query, "rank")
+    if text := query.get("search"):
         return log.search(folder, text, rank)
-    begin = _number(asked, "begin")
+    begin = _number(query, "begin")
     if begin is not None:
-        return log.after(folder, begin, _count(asked, "after"), rank)
-    return log.before(folder, _number(asked, "end"), _count(asked, "before"), rank)
+        return log.after(folder, begin, _count(query, "after"), rank)
+    return log.before(folder, _number(query, "end"), _count(query, "before"), rank)
 
 
-def _count(asked: Any, name: str) -> int:
+def _count(query: Any, name: str) -> int:
     """Return a number of lines, from 1 to MOST_LINES."""
-    number = _number(asked, name)
+    number = _number(query, name)
     return max(1, min(LINES if number is None else number, log.MOST_LINES))
 
 
-def _number(asked: Any, name: str) -> int | None:
+def _number(query: Any, name: str) -> int | None:
     """Return a parameter as a number; None without it. ConfigError if it is none."""
-    text = asked.get(name)
+    text = query.get(name)
     if not text:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 16):

@@ -21,7 +21,7 @@ CLOSING = 1
 """Seconds in which requests may end."""
 
 
-def site_of(context: Context) -> Site:
+def new_site(context: Context) -> Site:
     """Return the pages of the lab in a directory, with a new token. ConfigError if it is no lab."""
     return Site(context=context, lab=named_settings(context).text("LAB_NAME"), token=secrets.token_urlsafe(TOKEN_BYTES))
 
@@ -63,7 +63,7 @@ def serve(site: Site, listener: socket.socket) -> None:
     Server(config).run([listener])
 
 
-def listening(port: int | None) -> socket.socket:
+def listen(port: int | None) -> socket.socket:
     """Return a socket that listens on a port of 127.0.0.1, by default the first free one. HostError if none is."""
     refused = ""
     for each in (port,) if port else PORTS:

@@ -1,4 +1,4 @@
-"""The site that is served: its lab, the form of its pages, and its answers."""
+"""The served site: its lab, and how pages, JSON and errors are rendered."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def as_json(answer: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
 
-def failed(site: Site, request: Request, error: LabError) -> Response:
+def error_response(site: Site, request: Request, error: LabError) -> Response:
     """Return an error of labctl: as JSON for a script, as a page for a person."""
     problem: Mapping[str, str] = {"message": error.message, "hint": error.hint}
     if "text/html" in request.headers.get("accept", ""):

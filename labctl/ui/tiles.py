@@ -240,6 +240,6 @@ def _nodes_of(hang: Hang, result: Result) -> set[str]:
 
 
 def _is_of(condition: Condition, node: NodeStatus, host: HostDevices | None) -> bool:
-    """Tell if a condition of a host concerns a node: it has the device, or no node of the host has."""
+    """Return True if a condition of a host concerns a node: it has the device, or no node of the host has."""
     devices = [device for device in host.devices if concerns(condition, device)] if host else []
     return not devices or any(device.node == node.name for device in devices)

@@ -56,7 +56,7 @@ class Row(Struct, frozen=True, kw_only=True):
     began: str
     seconds: str
     value: str
-    of_median: str
+    share_of_median: str
     message: str
     run: str
 
@@ -74,14 +74,14 @@ class Timeline(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def laid_out(batches: Sequence[Batch], now: float) -> Timeline:
+def lay_out(batches: Sequence[Batch], now: float) -> Timeline:
     """Return the timeline of a batch, or of those that follow each other as the rounds of a search."""
     jobs = [job for batch in batches for job in batch.jobs]
     begun = [job for job in jobs if job.began]
     first = min((job.began or 0 for job in begun), default=now)
     last = max((_end(job, now) for job in begun), default=now)
     scale = _scale([_end(job, now) - (job.began or 0) for job in begun], last - first)
-    nodes = _in_order({node for job in jobs for node in job.nodes})
+    nodes = _sorted_nodes({node for job in jobs for node in job.nodes})
     rows = {node: number for number, node in enumerate(nodes)}
     blocks = tuple(block for job in begun for block in _blocks(job, rows, first, scale, now))
     width = max(NARROW, round((last - first) * scale) + THINNEST)
@@ -109,7 +109,7 @@ def _scale(lengths: Sequence[float], seconds: float) -> float:
     return max(NARROW / whole, min(usual, WIDE / whole))
 
 
-def _in_order(nodes: Iterable[str]) -> tuple[str, ...]:
+def _sorted_nodes(nodes: Iterable[str]) -> tuple[str, ...]:
     """Return nodes by the number at the end of their names."""
 
     def key(node: str) -> tuple[str, int, str]:
@@ -203,7 +203,7 @@ def _row(job: BatchJob, batch: Batch, round_: int | None, middle: float | None, 
         began=human.duration(max(0.0, job.began - since)) if job.began else "",
         seconds=human.duration(_end(job, now) - job.began) if job.began else "",
         value="" if job.value is None else f"{human.number(job.value)} {batch.unit}".rstrip(),
-        of_median=share,
+        share_of_median=share,
         message="" if job.verdict == "PASS" else job.message,
         run=job.run_id,
     )

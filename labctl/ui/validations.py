@@ -12,7 +12,7 @@ from labctl.errors import ConfigError
 from labctl.reports.validation import Figure, Validation, status, worst
 from labctl.system import human
 from labctl.system.decode import decode
-from labctl.ui.files import listed, opened
+from labctl.ui.files import list_folder, open_file
 from labctl.ui.site import Site, as_json
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 REPORTS = "reports"
 SHOWN = 10
-"""Validations in the list, the latest."""
+"""Latest validations that are listed."""
 WORST = 5
-"""Figures of the latest."""
+"""Worst figures that are shown of the latest validation."""
 LARGEST = 64 << 20
 """Bytes of a file that is served, at most."""
 KINDS = {"PASS": "pass", "FAIL": "fail", "UNSURE": "unsure", "ERROR": "error"}
@@ -40,14 +40,14 @@ def routes(site: Site) -> list[BaseRoute]:
 
     def listing(_: Request) -> Response:
         """Return the latest validations, and the baseline."""
-        return as_json({"validations": validations(site.directory), "baseline": recorded(site.directory)})
+        return as_json({"validations": validations(site.directory), "baseline": baseline_row(site.directory)})
 
     def file(request: Request) -> Response:
         """Return a file of a report, or the list of a folder."""
-        return _served(site, request.path_params["path"])
+        return _report_file(site, request.path_params["path"])
 
     def run(request: Request) -> Response:
-        """Lead from a link of a report to the files of a run."""
+        """Redirect a link of a report to the files of a run."""
         from starlette.responses import RedirectResponse
 
         name, _, path = request.path_params["path"].partition("/")
@@ -64,7 +64,7 @@ def validations(lab: Path) -> list[dict[str, object]]:
     """Return the latest validations as the page shows them, the last first; only that with its worst figures."""
     shown: list[dict[str, object]] = []
     # Their names begin with the date.
-    for name in sorted(_entries(lab / REPORTS), reverse=True):
+    for name in sorted(_names(lab / REPORTS), reverse=True):
         if len(shown) == SHOWN:
             break
         if validation := _read(lab, name):
@@ -72,7 +72,7 @@ def validations(lab: Path) -> list[dict[str, object]]:
     return shown
 
 
-def _entries(folder: Path) -> list[str]:
+def _names(folder: Path) -> list[str]:
     """Return the names in a folder; none if it is not there."""
     try:
         return [path.name for path in folder.iterdir()]
@@ -83,7 +83,7 @@ def _entries(folder: Path) -> list[str]:
 def _read(lab: Path, name: str) -> Validation | None:
     """Return the validation of a report's directory; None if it has none that can be read."""
     try:
-        stream = opened(lab / REPORTS, (name, DATA))
+        stream = open_file(lab / REPORTS, (name, DATA))
         if stream is None:
             return None
         with stream:
@@ -117,7 +117,7 @@ def _figure(figure: Figure) -> dict[str, str]:
     }
 
 
-def recorded(lab: Path) -> dict[str, object] | None:
+def baseline_row(lab: Path) -> dict[str, object] | None:
     """Return the lab's baseline as the page shows it; None without one."""
     try:
         kept = baseline.read(lab / FILE)
@@ -131,13 +131,13 @@ def recorded(lab: Path) -> dict[str, object] | None:
 # --- files of reports ----------------------------------------------------------------------------------------
 
 
-def _served(site: Site, path: str) -> Response:
+def _report_file(site: Site, path: str) -> Response:
     """Return a file of a report, which may run nothing, or the list of a folder; ConfigError if there is neither."""
     from starlette.responses import Response
 
     root, parts = site.directory / REPORTS, [part for part in path.split("/") if part]
     try:
-        stream = opened(root, parts)
+        stream = open_file(root, parts)
         if stream is None:
             return _folder(site, path, parts)
     except (OSError, ValueError) as error:
@@ -158,5 +158,5 @@ def _folder(site: Site, path: str, parts: list[str]) -> Response:
 
     if path and not path.endswith("/"):
         return RedirectResponse(f"{site.root}/cluster/reports/{quote(path)}/")
-    entries, others = listed(site.directory / REPORTS, parts)
+    entries, others = list_folder(site.directory / REPORTS, parts)
     return site.page("report_folder.html.j2", here="", path=path, entries=entries, others=others)

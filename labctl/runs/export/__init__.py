@@ -18,7 +18,7 @@ from labctl.system import files
 
 
 class Formats(Struct, frozen=True, kw_only=True):
-    """What to write: files where they have a path, and a run of MLflow."""
+    """Formats to export: a file for each path, and a run in MLflow."""
 
     csv: Path | None = None
     tensorboard: Path | None = None

@@ -1,4 +1,4 @@
-"""What every format of an export shows alike: a run's samples with steps, its hyperparameters, its beginning."""
+"""Data that all formats of an export share: samples with steps, hyperparameters and start of a run."""
 
 from __future__ import annotations
 

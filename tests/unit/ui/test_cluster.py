@@ -15,7 +15,7 @@ import pytest
 from support import builders
 
 from labctl import flows
-from labctl.backends.docker.lab.machine import own
+from labctl.backends.docker.lab.labs import labs_of
 from labctl.backends.finding import error, ok
 from labctl.backends.health import HostHealth
 from labctl.backends.status import LabStatus, NodeStatus
@@ -33,8 +33,8 @@ from labctl.runs.health import HealthReport
 from labctl.runs.labs import LabNow
 from labctl.system import filelock
 from labctl.ui import app
-from labctl.ui.board import Board
-from labctl.ui.cluster import Watch, of_doctor, of_health, refusal
+from labctl.ui.cluster import Monitor, of_doctor, of_health, refusal
+from labctl.ui.page_state import PageState
 from labctl.ui.site import Site
 
 EVIL = "<script>alert(1)</script>"
@@ -85,9 +85,9 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def parts(watch: Watch) -> dict[str, Any]:
-    """Return all parts of the board."""
-    decoded: dict[str, Any] = json.loads(msgspec.json.encode(watch.board.since(0)[0]))
+def parts(monitor: Monitor) -> dict[str, Any]:
+    """Return all parts of the page."""
+    decoded: dict[str, Any] = json.loads(msgspec.json.encode(monitor.page.since(0)[0]))
     return decoded
 
 
@@ -107,12 +107,12 @@ def looking(monkeypatch: pytest.MonkeyPatch, look: Callable[[Context], LabNow]) 
     monkeypatch.setattr(flows, "devices", devices)
 
 
-def looked(site: Site) -> Watch:
-    """Return a watch after its first look."""
-    watch = Watch(site.context)
-    watch.look_if_due()
-    until(lambda: "looked" in parts(watch))
-    return watch
+def looked(site: Site) -> Monitor:
+    """Return a monitor after its first look."""
+    monitor = Monitor(site.context)
+    monitor.look_if_due()
+    until(lambda: "looked" in parts(monitor))
+    return monitor
 
 
 # --- looks ---------------------------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ def test_the_page_comes_while_a_host_is_silent(site: Site, monkeypatch: pytest.M
     status, _, text = asked(site, "/cluster")
     assert (status, looks) == (200, [])
     assert "Contacting hosts" in text
-    watch = Watch(site.context)
+    monitor = Monitor(site.context)
     for _ in range(3):
-        watch.look_if_due()
-    assert parts(watch) == {}
+        monitor.look_if_due()
+    assert parts(monitor) == {}
     silence.set()
-    until(lambda: "looked" in parts(watch))
-    watch.look_if_due()
+    until(lambda: "looked" in parts(monitor))
+    monitor.look_if_due()
     assert looks == [1]
 
 
@@ -168,33 +168,33 @@ def test_a_look_that_fails_says_why_and_another_follows(site: Site, monkeypatch:
         raise HostError("Docker Engine does not answer", hint="labctl setup")
 
     looking(monkeypatch, look)
-    watch = looked(site)
-    assert parts(watch)["error"] == {"message": "Docker Engine does not answer", "hint": "labctl setup"}
-    monkeypatch.setattr(watch, "_due", 0.0)
+    monitor = looked(site)
+    assert parts(monitor)["error"] == {"message": "Docker Engine does not answer", "hint": "labctl setup"}
+    monkeypatch.setattr(monitor, "_due", 0.0)
     looking(monkeypatch, lambda _: down())
-    watch.look_if_due()
-    until(lambda: "head" in parts(watch))
-    assert parts(watch)["error"] is None
+    monitor.look_if_due()
+    until(lambda: "head" in parts(monitor))
+    assert parts(monitor)["error"] is None
 
 
 def test_a_board_sends_what_changed_since_an_event_of_its_own() -> None:
-    board = Board()
-    board.put({"a": 1, "b": 1})
-    first = board.since(0)[1]
-    board.put({"a": 1, "b": 2})
-    changed, second = board.since(first)
+    page = PageState()
+    page.put({"a": 1, "b": 1})
+    first = page.since(0)[1]
+    page.put({"a": 1, "b": 2})
+    changed, second = page.since(first)
     assert changed == {"b": msgspec.Raw(b"2")}
-    assert board.since(second)[0] == {}
-    assert board.version_of(board.identity(first)) == first
-    assert board.version_of(Board().identity(first)) == 0
-    assert [board.version_of(wrong) for wrong in ("", "x", "-1", "x-²")] == [0, 0, 0, 0]
+    assert page.since(second)[0] == {}
+    assert page.version_of(page.identity(first)) == first
+    assert page.version_of(PageState().identity(first)) == 0
+    assert [page.version_of(wrong) for wrong in ("", "x", "-1", "x-²")] == [0, 0, 0, 0]
 
 
 def test_a_node_that_is_gone_has_no_tile_for_a_page_that_is_opened_later() -> None:
-    board = Board()
-    board.put({"tile a": 1, "tile b": 1, "head": 1})
-    board.keep({"tile a"}, "tile ")
-    assert list(board.since(0)[0]) == ["tile a", "head"]
+    page = PageState()
+    page.put({"tile a": 1, "tile b": 1, "head": 1})
+    page.keep({"tile a"}, "tile ")
+    assert list(page.since(0)[0]) == ["tile a", "head"]
 
 
 # --- doctor and health ---------------------------------------------------------------------------------------
@@ -212,18 +212,18 @@ def test_doctor_runs_once_at_a_time_and_its_answer_is_kept(site: Site, monkeypat
         return DoctorReport(findings, lab="demo")
 
     monkeypatch.setattr(flows, "doctor", doctor)
-    watch = Watch(site.context)
-    watch.examine("doctor")
-    assert parts(watch)["doctor"]["busy"]
+    monitor = Monitor(site.context)
+    monitor.examine("doctor")
+    assert parts(monitor)["doctor"]["busy"]
     with pytest.raises(HostError, match="is already running"):
-        watch.examine("doctor")
+        monitor.examine("doctor")
     go.set()
-    until(lambda: not parts(watch)["doctor"]["busy"])
-    shown = parts(watch)["doctor"]
+    until(lambda: not parts(monitor)["doctor"]["busy"])
+    shown = parts(monitor)["doctor"]
     assert shown["text"] == "1 of 2 checks passed"
     assert shown["at"] == pytest.approx(time.time(), abs=20)
     assert [problem["fix"] for problem in shown["problems"]] == ["labctl up"]
-    watch.examine("doctor")
+    monitor.examine("doctor")
 
 
 def test_a_doctor_that_fails_says_why(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +231,10 @@ def test_a_doctor_that_fails_says_why(site: Site, monkeypatch: pytest.MonkeyPatc
         raise HostError("no host answers", hint="labctl status")
 
     monkeypatch.setattr(flows, "doctor", doctor)
-    watch = Watch(site.context)
-    watch.examine("doctor")
-    until(lambda: not parts(watch)["doctor"]["busy"])
-    assert (parts(watch)["doctor"]["error"], parts(watch)["doctor"]["hint"]) == ("no host answers", "labctl status")
+    monitor = Monitor(site.context)
+    monitor.examine("doctor")
+    until(lambda: not parts(monitor)["doctor"]["busy"])
+    assert (parts(monitor)["doctor"]["error"], parts(monitor)["doctor"]["hint"]) == ("no host answers", "labctl status")
 
 
 def test_a_lab_in_a_cluster_has_no_health_and_says_what_to_type(site: Site) -> None:
@@ -482,7 +482,7 @@ def test_labs_are_the_callers_alone(tmp_path: Path) -> None:
         "c": [builders.container("worker-0", directory=str(tmp_path), owner="bob@desk")],
         "d": [builders.container("worker-0", **{**mine, "owner": ""})],
     }
-    assert [(lab.name, lab.state, lab.nodes, lab.is_there) for lab in own(by_lab, "ann@desk")] == [
+    assert [(lab.name, lab.state, lab.nodes, lab.is_there) for lab in labs_of(by_lab, "ann@desk")] == [
         ("a", "stopped", ("worker-0",), False),
         ("b", "up", ("launcher", "worker-0"), True),
     ]
@@ -494,7 +494,7 @@ def test_labs_have_the_command_that_opens_their_pages(
     folder = tmp_path / "a b; rm"
     folder.mkdir()
     of = [builders.container("worker-0", directory=str(folder), owner="ann@desk")]
-    monkeypatch.setattr(flows, "own_labs", lambda: tuple(own({"b": of}, "ann@desk")))
+    monkeypatch.setattr(flows, "own_labs", lambda: tuple(labs_of({"b": of}, "ann@desk")))
     (row,) = answer(site, "/cluster/labs.json")["labs"]
     assert row["command"] == f"labctl -C '{folder}' ui"
     assert row["here"] is False

@@ -19,9 +19,9 @@ from labctl.config.settings import BACKENDS
 from labctl.jobs.request import RunOptions
 from labctl.records import store
 from labctl.system import filelock
-from labctl.ui import events, watch
+from labctl.ui import events, watcher
 from labctl.ui.events import Reader
-from labctl.ui.watch import Watch, Watches
+from labctl.ui.watcher import Watcher, Watchers
 
 WORKLOAD = """\
 description: made up
@@ -52,7 +52,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context
     """Yield a context of a lab of two made-up nodes that is up, with a workload; nodes are asked often."""
     monkeypatch.setitem(BACKENDS, "made-up", "support.made_up_backend")
     monkeypatch.setattr("labctl.system.load.SCRIPT", "true")
-    monkeypatch.setattr(watch, "PACE", 0.05)
+    monkeypatch.setattr(watcher, "PACE", 0.05)
     monkeypatch.setattr(events, "TICK", 0.01)
     lab = tmp_path / "lab"
     flows.init(lab)
@@ -139,7 +139,7 @@ class Page:
 def test_a_detached_run_is_followed_to_its_end_and_judged(context: Context) -> None:
     """Its lines, curve, samples and steps come as they are printed; at the end its result is written, and they end."""
     run_id = detached(context)
-    with Watches(context).watching(run_id) as watched:
+    with Watchers(context).watching(run_id) as watched:
         page = Page(Reader(watched, ""))
         take(context, 1, 2)
         page.has(lambda: len(page.points("loss")) == 2 and bool(page.points("cpu")))
@@ -163,13 +163,13 @@ def test_a_detached_run_is_followed_to_its_end_and_judged(context: Context) -> N
 
 def test_what_has_come_is_not_sent_again(context: Context) -> None:
     """A page that comes back with its place gets what was printed meanwhile, and nothing twice."""
-    watches, run_id = Watches(context), detached(context)
-    with watches.watching(run_id) as watched:
+    watchers, run_id = Watchers(context), detached(context)
+    with watchers.watching(run_id) as watched:
         page = Page(Reader(watched, ""))
         take(context, 1, 2)
         page.has(lambda: len(page.points("loss")) == 2)
     take(context, 3)
-    with watches.watching(run_id) as watched:
+    with watchers.watching(run_id) as watched:
         again = Page(Reader(watched, page.place))
         again.has(lambda: len(again.points("loss")) > 0 and bool(again.texts))
         assert (again.points("loss"), again.texts) == ([[3, 7]], ["step 3/9 loss 7"])
@@ -184,14 +184,14 @@ def test_a_run_that_a_process_records_is_read_from_its_record(
         """Fail."""
         raise AssertionError
 
-    monkeypatch.setattr(Watch, "_follow", never)
+    monkeypatch.setattr(Watcher, "_follow", never)
     run_id = detached(context)
     following = threading.Thread(target=lambda: flows.attach(context, run_id))
     following.start()
     take(context, 1)
     lock = store.lock(context.directory, run_id)
     wait_until(lambda: filelock.is_held(lock), LIMIT, "the run is recorded")
-    with Watches(context).watching(run_id) as watched:
+    with Watchers(context).watching(run_id) as watched:
         page = Page(Reader(watched, ""))
         page.has(lambda: page.points("loss") == [[1, 9]])
         assert watched.folder == context.directory / "runs" / run_id
@@ -203,17 +203,17 @@ def test_a_run_that_a_process_records_is_read_from_its_record(
 
 def test_pages_of_a_run_share_one_follower_that_ends_with_the_last(context: Context) -> None:
     """Then no thread and no file is left."""
-    watches, run_id = Watches(context), detached(context)
+    watchers, run_id = Watchers(context), detached(context)
     with ExitStack() as pages:
-        first, second = (pages.enter_context(watches.watching(run_id)) for _ in range(2))
+        first, second = (pages.enter_context(watchers.watching(run_id)) for _ in range(2))
         assert first is second
         page = Page(Reader(first, ""))
         take(context, 1)
         page.has(lambda: bool(page.texts))
         own = first.folder
-        assert watches.folder(run_id) == own != context.directory / "runs" / run_id
+        assert watchers.folder(run_id) == own != context.directory / "runs" / run_id
     wait_until(lambda: not (own.exists() or working()), LIMIT, "all has ended")
-    assert watches.folder(run_id) == context.directory / "runs" / run_id
+    assert watchers.folder(run_id) == context.directory / "runs" / run_id
 
 
 def working() -> list[str]:
@@ -224,9 +224,9 @@ def working() -> list[str]:
 def test_a_flood_of_lines_reaches_a_page_in_part(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last lines come, with how many others there are."""
     run_id = detached(context)
-    monkeypatch.setattr(Watch, "_look", lambda *_: None)
+    monkeypatch.setattr(Watcher, "_look", lambda *_: None)
     record = context.directory / "runs" / run_id
-    with Watches(context).watching(run_id) as watched:
+    with Watchers(context).watching(run_id) as watched:
         (record / "output.log").write_text("first\n")
         reader = Reader(watched, "")
         assert "first" in reader.read()
@@ -245,7 +245,7 @@ def test_the_stream_says_when_to_try_again_beats_and_ends(context: Context, monk
     async def listen() -> None:
         """Read the stream to its end; let the run end once there was a heartbeat."""
         with anyio.fail_after(LIMIT):
-            async for text in events.stream(Watches(context), run_id, ""):
+            async for text in events.stream(Watchers(context), run_id, ""):
                 heard.append(text)
                 if text == events.BEAT:
                     take(context, *range(1, 10))
@@ -260,6 +260,6 @@ def test_the_stream_says_when_to_try_again_beats_and_ends(context: Context, monk
 @pytest.mark.parametrize("text", ["", "x", "1-2-x", "-1", "9" * 99, "1-2\n"])
 def test_a_place_that_is_none_begins_anew(context: Context, text: str) -> None:
     (steps(context) / "end").touch()
-    with Watches(context).watching(detached(context)) as watched:
+    with Watchers(context).watching(detached(context)) as watched:
         reader = Reader(watched, text)
         assert (reader._log, reader._metrics, reader._samples) == (None, 0, [0, 0])

@@ -56,10 +56,10 @@ def test_what_is_no_text_is_saved(client: TestClient, record: Path) -> None:
 
 
 def test_a_text_that_is_cut_within_a_character_is_a_text() -> None:
-    for length in (files.PEEKED - 1, files.PEEKED, files.PEEKED + 1):
-        start = ("ä" * files.PEEKED).encode()[:length][: files.PEEKED]
-        assert files.kind_of("x", b"x" + start[: files.PEEKED - 1]).startswith("text/plain")
-    assert files.kind_of("x", b"\xe4" * 100) == "application/octet-stream"
+    for length in (files.SNIFFED - 1, files.SNIFFED, files.SNIFFED + 1):
+        start = ("ä" * files.SNIFFED).encode()[:length][: files.SNIFFED]
+        assert files.media_type("x", b"x" + start[: files.SNIFFED - 1]).startswith("text/plain")
+    assert files.media_type("x", b"\xe4" * 100) == "application/octet-stream"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_no_part_of_a_path_leads_out(record: Path, parts: tuple[str, ...]) -> No
     (record / "link").symlink_to("..")
     (record / "x").write_text("")
     with pytest.raises(OSError, match=r"not below|Not a directory|symbolic"):
-        files.opened(record, parts)
+        files.open_file(record, parts)
 
 
 def test_a_folder_is_listed_with_names_of_any_kind(client: TestClient, record: Path) -> None:
@@ -120,8 +120,8 @@ def test_a_folder_is_listed_with_names_of_any_kind(client: TestClient, record: P
 
 
 def test_a_folder_with_very_many_files_is_listed_in_part(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST", 2)
-    entries, others = files.listed(record, ())
+    monkeypatch.setattr(files, "MOST_ENTRIES", 2)
+    entries, others = files.list_folder(record, ())
     assert ([entry.name for entry in entries], others) == (["work", "job.json"], len(list(record.iterdir())) - 2)
 
 

@@ -134,16 +134,16 @@ def test_news_are_whole_lines(folder: Path) -> None:
     with (folder / "output.log").open("a") as stream:
         stream.write("new\nhal")
         stream.flush()
-        new = log.news(folder, end, 9)
+        new = log.new_lines(folder, end, 9)
         assert new is not None
         assert ([line.text for line in new.lines], new.end, new.skipped) == (["new"], end + 4, 0)
-        assert log.news(folder, new.end, 9) is None
+        assert log.new_lines(folder, new.end, 9) is None
         stream.write("f\n" + "more\n" * 500)
-    burst = log.news(folder, new.end, 3)
+    burst = log.new_lines(folder, new.end, 3)
     assert burst is not None
     assert (burst.skipped, [line.text for line in burst.lines]) == (498, ["more"] * 3)
     assert [line.number for line in burst.lines] == [1500, 1501, 1502]
-    first = log.news(folder, None, 3)
+    first = log.new_lines(folder, None, 3)
     assert first is not None
     assert (first.skipped, first.lines) == (0, burst.lines)
 
@@ -162,7 +162,7 @@ def test_search_ignores_case_and_names_the_place(folder: Path, piece: int, monke
 
 def test_search_stops_at_the_most_hits(folder: Path) -> None:
     found = log.search(folder, "line")
-    assert (len(found.lines), found.more) == (log.MOST_HITS, True)
+    assert (len(found.lines), found.more) == (log.MOST_MATCHES, True)
 
 
 def test_a_hit_in_a_long_line_is_shown_with_what_is_around(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_hit_in_a_long_line_is_shown_with_what_is_around(tmp_path: Path) -> No
     ],
 )
 def test_a_terminal_code_does_nothing(raw: bytes, text: str) -> None:
-    assert log.shown(raw) == text
+    assert log.display_text(raw) == text
 
 
 def test_a_line_longer_than_a_piece_is_cut_and_its_neighbours_are_there(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from labctl.batches.record import Batch, BatchJob
-from labctl.ui.timeline import NARROW, ROW, WIDE, laid_out, table
+from labctl.ui.timeline import NARROW, ROW, WIDE, lay_out, table
 
 
 def job(name: str, *nodes: str, **changes: Any) -> BatchJob:
@@ -23,7 +23,7 @@ def batch(*jobs: BatchJob) -> Batch:
 
 
 def test_nodes_are_rows_and_a_job_on_neighbours_is_one_block() -> None:
-    shown = laid_out([batch(job("a", "worker-2", "worker-10", "worker-1"), job("b", "worker-3"))], 1010)
+    shown = lay_out([batch(job("a", "worker-2", "worker-10", "worker-1"), job("b", "worker-3"))], 1010)
     assert shown.nodes == ("worker-1", "worker-2", "worker-3", "worker-10")
     assert [(block.run, block.top // ROW, round(block.height / ROW)) for block in shown.blocks] == [
         ("run-a", 0, 2),
@@ -33,7 +33,7 @@ def test_nodes_are_rows_and_a_job_on_neighbours_is_one_block() -> None:
 
 
 def test_blocks_follow_each_other_in_time() -> None:
-    shown = laid_out([batch(job("a", "n0"), job("b", "n0", began=1010.0, ended=1030.0))], 1030)
+    shown = lay_out([batch(job("a", "n0"), job("b", "n0", began=1010.0, ended=1030.0))], 1030)
     first, second = shown.blocks
     assert first.left == 0
     assert first.left + first.width < second.left + 1
@@ -44,7 +44,7 @@ def test_blocks_follow_each_other_in_time() -> None:
 def test_a_job_under_way_lasts_until_now_and_one_that_waits_is_counted() -> None:
     waiting = job("c", "n0", state="waiting", verdict="", began=None, ended=None, run_id="")
     running = job("b", "n0", state="running", verdict="", ended=None)
-    shown = laid_out([batch(running, waiting)], 1060)
+    shown = lay_out([batch(running, waiting)], 1060)
     (block,) = shown.blocks
     assert (block.word, block.kind, shown.waiting, shown.seconds) == ("running", "running", 1, 60)
     assert block.title == "b on n0: running, 60 s"
@@ -52,14 +52,14 @@ def test_a_job_under_way_lasts_until_now_and_one_that_waits_is_counted() -> None
 
 def test_a_job_that_failed_says_why_in_words() -> None:
     failed = job("b", "n0", verdict="ERROR", cause="stalled", message="no output for 60 s")
-    (block,) = laid_out([batch(failed)], 1010).blocks
+    (block,) = lay_out([batch(failed)], 1010).blocks
     assert (block.word, block.kind) == ("ERROR (stalled)", "error")
     assert block.title == "b on n0: ERROR (stalled), 10 s: no output for 60 s"
 
 
 def test_a_batch_that_did_not_begin_has_rows_and_no_blocks() -> None:
     waiting = job("c", "n0", state="waiting", verdict="", began=None, ended=None)
-    shown = laid_out([batch(waiting)], 1000)
+    shown = lay_out([batch(waiting)], 1000)
     assert (shown.nodes, shown.blocks, shown.width) == (("n0",), (), NARROW)
 
 
@@ -69,7 +69,7 @@ def test_five_hundred_jobs_on_64_nodes_have_room_for_a_verdict_each() -> None:
         nodes = [f"n{node}" for node in range(64) if node % 8 == number % 8]
         began = 1000.0 + 10 * (number // 8)
         jobs.append(job(str(number), *nodes, began=began, ended=began + 10))
-    shown = laid_out([batch(*jobs)], 2000)
+    shown = lay_out([batch(*jobs)], 2000)
     assert len(shown.nodes) == 64
     assert min(block.width for block in shown.blocks) > 40
     assert shown.width <= WIDE + NARROW
@@ -78,7 +78,7 @@ def test_five_hundred_jobs_on_64_nodes_have_room_for_a_verdict_each() -> None:
 
 def test_a_long_job_beside_short_ones_leaves_the_timeline_within_its_limit() -> None:
     jobs = [job(str(number), "n0", began=1000.0 + number, ended=1001.0 + number) for number in range(9)]
-    shown = laid_out([batch(*jobs, job("long", "n1", ended=90_000.0))], 90_000)
+    shown = lay_out([batch(*jobs, job("long", "n1", ended=90_000.0))], 90_000)
     assert shown.width <= WIDE + NARROW
     assert min(block.width for block in shown.blocks) >= 4
 
@@ -86,7 +86,7 @@ def test_a_long_job_beside_short_ones_leaves_the_timeline_within_its_limit() -> 
 def test_the_table_says_the_same_in_words() -> None:
     rounds = [batch(job("a", "n0", value=10.0), job("b", "n1", value=5.0)), batch(job("c", "n1", value=5.0))]
     rows = table(rounds, 1010, rounds=True)
-    assert [(row.job, row.round, row.nodes, row.word, row.value, row.of_median) for row in rows] == [
+    assert [(row.job, row.round, row.nodes, row.word, row.value, row.share_of_median) for row in rows] == [
         ("a", 1, ("n0",), "PASS", "10 samples/s", "133 %"),
         ("b", 1, ("n1",), "PASS", "5 samples/s", "66.7 %"),
         ("c", 2, ("n1",), "PASS", "5 samples/s", ""),

@@ -1,4 +1,4 @@
-"""Curves of a run under way as they grow: new points of its metrics, and of its nodes' samples."""
+"""Charts of a run under way: new points of its metrics, and of the samples of its nodes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MACHINE = "machine"
 """Kind of the charts of nodes' samples."""
 
 
-class Table:
-    """Samples of a node: a file to which new rows are added, and the last ones."""
+class SampleTable:
+    """Samples of a node: a file that new rows are appended to, and the last rows."""
 
     def __init__(self, node: str, file: Path) -> None:
         """Begin without rows."""
@@ -61,7 +61,7 @@ class Table:
         self._last.extend(rows)
 
 
-class NewPoints(Struct, frozen=True):
+class LinePoints(Struct, frozen=True):
     """Points to add to a line of a chart."""
 
     chart: str
@@ -69,29 +69,29 @@ class NewPoints(Struct, frozen=True):
     points: Sequence[tuple[float, float | None]]
 
 
-class Growth:
-    """Charts that have appeared; each point of a run goes to one of them."""
+class LiveCharts:
+    """Charts of a run so far; each point of the run belongs to one of them."""
 
     def __init__(self) -> None:
-        self.charts: dict[tuple[str, str], Chart] = {}
+        self.by_title: dict[tuple[str, str], Chart] = {}
         """By kind and title."""
 
     def chart(self, kind: str, title: str, along: Axis, unit: str) -> Chart:
         """Return the chart of this kind and title; a new one with a number in its name if that is taken."""
-        if (kind, title) not in self.charts:
+        if (kind, title) not in self.by_title:
             name = name_of(title)
-            taken = sum(name == other.name for other in self.charts.values())
+            taken = sum(name == other.name for other in self.by_title.values())
             name = f"{name}-2" if taken else name
-            self.charts[kind, title] = Chart(name=name, title=title, caption="", along=along, unit=unit, lines=())
-        return self.charts[kind, title]
+            self.by_title[kind, title] = Chart(name=name, title=title, caption="", along=along, unit=unit, lines=())
+        return self.by_title[kind, title]
 
     def section(self, chart: Chart) -> str:
-        """Return the section of the page in which a chart is."""
-        return "machine" if self.charts.get((MACHINE, chart.title)) is chart else "curves"
+        """Return the id of the section of the page that a chart is in."""
+        return "machine" if self.by_title.get((MACHINE, chart.title)) is chart else "curves"
 
 
-class Batch:
-    """Points that are new: several of a line at one place are one, their mean."""
+class NewPoints:
+    """New points by line; several of a line with the same x become one, their mean."""
 
     def __init__(self) -> None:
         self.charts: dict[str, Chart] = {}
@@ -104,9 +104,9 @@ class Batch:
         if y is not None:
             at.append(y)
 
-    def points(self) -> list[NewPoints]:
+    def points(self) -> list[LinePoints]:
         """Return the points of each line by ascending x; many are thinned."""
-        return [NewPoints(*key, self._thinned(*key, values)) for key, values in self._values.items()]
+        return [LinePoints(*key, self._thinned(*key, values)) for key, values in self._values.items()]
 
     def _thinned(self, chart: str, line: str, values: dict[float, list[float]]) -> Sequence[tuple[float, float | None]]:
         """Return the means of values by place, thinned."""
@@ -115,7 +115,7 @@ class Batch:
         return thinned(drawn).lines[0].points
 
 
-def lines_behind(file: Path, offset: int) -> tuple[list[bytes], int]:
+def lines_after(file: Path, offset: int) -> tuple[list[bytes], int]:
     """Return the whole lines of a file from an offset on, at most LARGEST bytes, and the offset behind them."""
     try:
         with files.open_regular(file) as stream:
@@ -130,31 +130,31 @@ def lines_behind(file: Path, offset: int) -> tuple[list[bytes], int]:
 # --- metrics -------------------------------------------------------------------------------------------------
 
 
-class Metrics:
+class MetricsReader:
     """Reader of the metrics of a run, from its record's file."""
 
-    def __init__(self, growth: Growth, job: Job) -> None:
+    def __init__(self, charts: LiveCharts, job: Job) -> None:
         """Begin without samples."""
-        self._growth = growth
+        self._charts = charts
         self._units = {metric.name: metric.unit for metric in job.workload.metrics}
         self._timed = ""
         """Metric by which steps are timed: the first with steps and times."""
         self._step, self._at = 0, 0.0
 
-    def read(self, folder: Path, offset: int, batch: Batch) -> int:
-        """Add the points of samples that are new to a batch; return the offset behind them."""
-        lines, end = lines_behind(folder / store.METRICS, offset)
+    def read(self, folder: Path, offset: int, new: NewPoints) -> int:
+        """Add the points of new samples; return the offset behind them."""
+        lines, end = lines_after(folder / store.METRICS, offset)
         for line in lines:
             sample = decode(line, Sample)
             along: Axis = "seconds" if sample.step is None else "step"
-            chart = self._growth.chart("metric", sample.metric, along, self._units.get(sample.metric, ""))
+            chart = self._charts.chart("metric", sample.metric, along, self._units.get(sample.metric, ""))
             x = sample.step if chart.along == "step" else sample.seconds
             if x is not None:
-                batch.add(chart, "", x, sample.value)
-            self._time(sample, batch)
+                new.add(chart, "", x, sample.value)
+            self._time(sample, new)
         return end
 
-    def _time(self, sample: Sample, batch: Batch) -> None:
+    def _time(self, sample: Sample, new: NewPoints) -> None:
         """Add the time of a step, between two samples of the metric by which steps are timed."""
         if sample.step is None or sample.seconds is None:
             return
@@ -162,8 +162,8 @@ class Metrics:
         if sample.metric != self._timed or sample.step <= self._step:
             return
         if self._step:
-            chart = self._growth.chart("step", STEP_TIME, "step", "s")
-            batch.add(chart, "", sample.step, (sample.seconds - self._at) / (sample.step - self._step))
+            chart = self._charts.chart("step", STEP_TIME, "step", "s")
+            new.add(chart, "", sample.step, (sample.seconds - self._at) / (sample.step - self._step))
         self._step, self._at = sample.step, sample.seconds
 
 
@@ -179,16 +179,16 @@ class Column(Struct, frozen=True):
     device: str
 
 
-def read_samples(growth: Growth, tables: Sequence[Table], offsets: list[int], batch: Batch) -> None:
-    """Add the points of samples that are new to a batch, and move the offset of each node behind them."""
+def read_samples(charts: LiveCharts, tables: Sequence[SampleTable], offsets: list[int], new: NewPoints) -> None:
+    """Add the points of new samples, and move the offset of each node behind them."""
     for number, table in enumerate(tables):
-        lines, offsets[number] = lines_behind(table.file, offsets[number])
+        lines, offsets[number] = lines_after(table.file, offsets[number])
         rows = list(csv.reader(line.decode("utf-8", "replace") for line in lines))
         columns = list(_columns(table.head))
         devices = Counter(column.title for column in columns)
         for column in columns:
             line = _line_of(table.node, column.device, len(tables), devices[column.title])
-            _add_column(growth, column, line, rows, batch)
+            _add_column(charts, column, line, rows, new)
 
 
 def _columns(head: str) -> Iterator[Column]:
@@ -206,16 +206,16 @@ def _line_of(node: str, device: str, nodes: int, devices: int) -> str:
     return node if nodes <= MOST else ALL
 
 
-def _add_column(growth: Growth, column: Column, line: str, rows: Sequence[Sequence[str]], batch: Batch) -> None:
+def _add_column(charts: LiveCharts, column: Column, line: str, rows: Sequence[Sequence[str]], new: NewPoints) -> None:
     """Add the points of a column; none as long as it was always zero."""
     points = [(_number(row[0]), _number(row[column.place])) for row in rows if len(row) > column.place]
     key = (MACHINE, column.title)
-    if key not in growth.charts and not any(value for at, value in points if at is not None):
+    if key not in charts.by_title and not any(value for at, value in points if at is not None):
         return
-    chart = growth.chart(*key, "seconds", column.unit)
+    chart = charts.chart(*key, "seconds", column.unit)
     for at, value in points:
         if at is not None:
-            batch.add(chart, line, round(at) if line == ALL else at, value)
+            new.add(chart, line, round(at) if line == ALL else at, value)
 
 
 def _number(cell: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Labs on this machine, whatever directory a command runs in."""
+"""The caller's labs on this machine, in any directory."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class OwnLab(Struct, frozen=True, kw_only=True):
 
 def own_labs() -> tuple[OwnLab, ...]:
     """Return the caller's labs with containers on this machine, by name. HostError if the engine does not answer."""
-    return tuple(own(DockerEngine().labs(), owner()))
+    return tuple(labs_of(DockerEngine().labs(), owner()))
 
 
-def own(by_lab: Mapping[str, Sequence[Container]], caller: str) -> Iterator[OwnLab]:
-    """Yield the caller's among labs, by name; a name may be of several directories on several machines."""
+def labs_of(by_lab: Mapping[str, Sequence[Container]], caller: str) -> Iterator[OwnLab]:
+    """Yield the labs of a caller, by name; several directories may have a lab of the same name."""
     for name, containers in sorted(by_lab.items()):
         mine = [each for each in containers if each.owner == caller and each.directory]
         for directory in sorted({container.directory for container in mine}):

@@ -1,4 +1,4 @@
-"""The caller's labs on this machine, for the cluster's page."""
+"""The caller's labs on this machine, for the page of the cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
-    from labctl.backends.docker.lab.machine import OwnLab
+    from labctl.backends.docker.lab.labs import OwnLab
 
 KINDS = {"up": "good", "partial": "unsure", "stopped": "not-reached"}
 
@@ -25,7 +25,7 @@ def routes(site: Site) -> list[BaseRoute]:
     from starlette.routing import Route
 
     def labs(_: Request) -> Response:
-        """Return the labs, or why they are not known."""
+        """Return the labs, or why they cannot be listed."""
         try:
             return as_json({"labs": [row(lab, site) for lab in flows.own_labs()]})
         except HostError as error:

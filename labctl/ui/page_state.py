@@ -1,4 +1,4 @@
-"""Parts of a page that change while it is open: each open page gets, as events, those that changed since its last."""
+"""State of a live page, in named parts: each browser gets, as server-sent events, the parts that changed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from starlette.responses import StreamingResponse
 
 TICK = 0.25
-"""Seconds between looks of an open page at the board."""
+"""Seconds between checks for changes."""
 
 
 class Part(Struct, frozen=True):
-    """A part as JSON, and the version of the board that brought it."""
+    """A part as JSON, and the version of the page that it came with."""
 
     version: int
     content: bytes
 
 
-class Board:
-    """Parts by name, put by any thread."""
+class PageState:
+    """Parts of a page by name; any thread may put them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parts: dict[str, Part] = {}
         self._version = 0
         self._mark = secrets.token_hex(4)
-        """Tells the events of this board from those of an earlier server at the same address."""
+        """Prefix of event ids, by which those of an earlier server at this address are recognized."""
 
     def put(self, parts: Mapping[str, object]) -> None:
         """Replace parts; those that are equal do not count as changed."""
@@ -62,27 +62,27 @@ class Board:
         return f"{self._mark}-{version}"
 
     def version_of(self, identity: str) -> int:
-        """Return the version that an event's id names; 0 for one of another board."""
+        """Return the version that an event's id names; 0 for one of another server."""
         mark, _, version = identity.partition("-")
         return int(version) if mark == self._mark and version.isdecimal() else 0
 
 
-def stream(board: Board, request: Request, work: Callable[[], object]) -> StreamingResponse:
+def stream(page: PageState, request: Request, work: Callable[[], object]) -> StreamingResponse:
     """Return a stream of events ``parts``, from the last that the page had; ``work`` is called while it is open."""
     from starlette.responses import StreamingResponse
 
-    last = board.version_of(request.headers.get("last-event-id", ""))
-    return StreamingResponse(_events(board, last, work), media_type="text/event-stream")
+    last = page.version_of(request.headers.get("last-event-id", ""))
+    return StreamingResponse(_events(page, last, work), media_type="text/event-stream")
 
 
-async def _events(board: Board, version: int, work: Callable[[], object]) -> AsyncIterator[bytes]:
+async def _events(page: PageState, version: int, work: Callable[[], object]) -> AsyncIterator[bytes]:
     """Yield an event for each change, until the page is closed."""
     import anyio
 
     while True:
         work()
-        changed, version = board.since(version)
+        changed, version = page.since(version)
         if changed:
             data = msgspec.json.encode(changed)
-            yield b"event: parts\nid: %b\ndata: %b\n\n" % (board.identity(version).encode(), data)
+            yield b"event: parts\nid: %b\ndata: %b\n\n" % (page.identity(version).encode(), data)
         await anyio.sleep(TICK)

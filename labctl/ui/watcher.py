@@ -32,7 +32,7 @@ from labctl.runs.opening import of_run
 from labctl.system import filelock
 from labctl.system.parallel import begin, pool
 from labctl.ui import log
-from labctl.ui.growth import Growth, Table
+from labctl.ui.live_charts import LiveCharts, SampleTable
 from labctl.ui.log import LogLine
 
 PACE = 5
@@ -43,8 +43,8 @@ LEAVING = 3
 """Seconds for the end of a run's follower."""
 
 
-class Left(Exception):
-    """All pages have gone."""
+class NobodyWatches(Exception):
+    """All pages of a run are closed."""
 
 
 class State(Struct, frozen=True, kw_only=True):
@@ -61,19 +61,19 @@ class State(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Watch:
+class Watcher:
     """A run that at least one page watches."""
 
     def __init__(self, context: Context, run_id: str) -> None:
         """Begin to watch it in the background. HostError if its record does not hold its job."""
         self.run_id = run_id
         self.job = store.load_job(context.directory, run_id)
-        self.growth = Growth()
+        self.charts = LiveCharts()
         self._record = store.directory(context.directory, run_id)
         self._context = context
         self._folder = TemporaryDirectory(prefix="labctl-ui-")
         self._own = Path(self._folder.name)
-        self.tables = [Table(node.name, self._own / f"{place}.csv") for place, node in enumerate(self.job.nodes)]
+        self.tables = [SampleTable(node.name, self._own / f"{place}.csv") for place, node in enumerate(self.job.nodes)]
         self._follower: Future[None] | None = None
         self._over = threading.Event()
         self._problem = ""
@@ -90,7 +90,7 @@ class Watch:
 
     @property
     def has_ended(self) -> bool:
-        """Tell if the run has a result."""
+        """Return True if the run has a result."""
         return os.path.lexists(self._record / store.RESULT)
 
     @property
@@ -101,7 +101,7 @@ class Watch:
     def state(self) -> State:
         """Return the run's state by what has been printed and sampled so far."""
         with self._reading:
-            if new := log.news(self.folder, self._read, MOST_READ):
+            if new := log.new_lines(self.folder, self._read, MOST_READ):
                 self._read = new.end
                 self._tracker.read(map(_printed, new.lines))
             progress = self._tracker.progress()
@@ -150,16 +150,16 @@ class Watch:
         kept = store.RunLog(self._own, run.lab, run.job.workload, over=True)
 
         def hear(lines: Sequence[Line]) -> None:
-            """Keep lines. Left if nobody watches any more."""
+            """Keep lines. NobodyWatches once all pages are closed."""
             if self._over.is_set():
-                raise Left
+                raise NobodyWatches
             kept.keep(lines)
 
         try:
             backend.output(run, hear, self._over.is_set)
             if not self._over.is_set():
                 flows.show(self._context, self.run_id)
-        except Left:
+        except NobodyWatches:
             pass
         except LabError as error:
             self._problem = error.message
@@ -167,7 +167,7 @@ class Watch:
             kept.close()
 
 
-def _ask(backend: Backend, run: Run, table: Table) -> None:
+def _ask(backend: Backend, run: Run, table: SampleTable) -> None:
     """Add the samples of a node that are new; one that does not answer is asked again later."""
     # The last page may leave meanwhile, and the folder with it.
     with suppress(LabError, FileNotFoundError):
@@ -180,31 +180,31 @@ def _printed(line: LogLine) -> Line:
     return Line(text, line.when or 0, line.rank)
 
 
-class Watches:
-    """The runs that are watched, each by one Watch for all of its pages."""
+class Watchers:
+    """The runs that are watched, each by one Watcher for all of its pages."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._watches: dict[str, Watch] = {}
+        self._watchers: dict[str, Watcher] = {}
         self._pages = Counter[str]()
         self._changing = threading.Lock()
 
     @contextmanager
-    def watching(self, run_id: str) -> Iterator[Watch]:
+    def watching(self, run_id: str) -> Iterator[Watcher]:
         """Watch a run in the block."""
         with self._changing:
-            watch = self._watches.get(run_id) or Watch(self._context, run_id)
-            self._watches[run_id] = watch
+            watcher = self._watchers.get(run_id) or Watcher(self._context, run_id)
+            self._watchers[run_id] = watcher
             self._pages[run_id] += 1
         try:
-            yield watch
+            yield watcher
         finally:
             with self._changing:
                 self._pages[run_id] -= 1
                 if not self._pages[run_id]:
-                    self._watches.pop(run_id).leave()
+                    self._watchers.pop(run_id).leave()
 
     def folder(self, run_id: str) -> Path:
         """Return the folder in which a run's log grows: its record, unless it is followed here."""
-        watch = self._watches.get(run_id)
-        return watch.folder if watch else store.directory(self._context.directory, run_id)
+        watcher = self._watchers.get(run_id)
+        return watcher.folder if watcher else store.directory(self._context.directory, run_id)
