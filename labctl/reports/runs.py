@@ -31,6 +31,8 @@ from labctl.system import files, human
 PAGE = "report.html"
 RUNNING = "RUNNING"
 """Verdict of the provisional result of a run that is under way."""
+COMMON = "common.js"
+"""Script that served pages have anyway."""
 SCRIPTS = ("uplot.js", "charts.js")
 STYLES = ("uplot.css", "charts.css")
 EXCERPT = 50
@@ -220,7 +222,7 @@ def _looks(charts: Sequence[Chart]) -> dict[str, object]:
 def _written(template: str, content: Mapping[str, Any]) -> Report:
     """Render content as a page in one file; return it with a PNG of each chart."""
     drawings = {each.name: chart.curves(each) for each in (*content["curves"], *content.get("machine", ()))}
-    scripts = tuple(map(static, SCRIPTS))
+    scripts = tuple(map(static, (COMMON, *SCRIPTS)))
     html = render(
         template,
         **content,

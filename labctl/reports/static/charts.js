@@ -3,7 +3,8 @@
    adds points to one. A chart is {name, title, caption, along, unit, lines: [{name, points: [[x, y]], color, dash,
    band: [[low, high]]}]}; a y of null is a gap, a band is the range of the values that a line stands for. */
 "use strict";
-(function () {
+(() => {
+  const { element, number } = labctl;
   const HEIGHT = 220;
   const MOST = 2000; // Points of a line that grows, above which it is thinned.
   const PAUSE = 500; // Milliseconds between two drawings of a chart that grows.
@@ -14,17 +15,9 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let following = false; // True while charts follow the pointer of another.
 
-  // --- text, as labctl writes it elsewhere ---
+  // --- text and style: the page's CSS variables differ in a dark page ---
 
-  function number(value, digits = 4) {
-    if (value === null || value === undefined || !Number.isFinite(value)) return "no value";
-    if (Math.abs(value) >= 10 ** (digits - 1)) return value.toLocaleString("en-US", { maximumFractionDigits: 0 });
-    const rounded = Number(value.toPrecision(digits));
-    if (rounded === 0 || Math.abs(rounded) >= 1e-4) return String(rounded);
-    const [mantissa, exponent] = rounded.toExponential().split("e-");
-    return `${mantissa}e-${exponent.padStart(2, "0")}`;
-  }
-
+  /* Format the lowest and the highest of values, with their unit. */
   function span(values, unit) {
     let low = Infinity;
     let high = -Infinity;
@@ -38,19 +31,12 @@
     return `${number(low)}${count > 1 ? ` to ${number(high)}` : ""} ${unit}`.trimEnd();
   }
 
-  function element(name, attributes = {}, text = "") {
-    const made = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text) made.textContent = text;
-    return made;
-  }
-
-  // --- style: the page's CSS variables, which differ in a dark page ---
-
+  /* Return a CSS variable of the page. */
   function css(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
 
+  /* Return the dashes and gaps of a line, in pixels. */
   function dashes(line) {
     const lengths = css(`--dash-${line.dash}`);
     return lengths ? lengths.split(" ").map((length) => Number(length) * WIDTH) : [];
@@ -58,11 +44,13 @@
 
   // --- lines ---
 
+  /* Return a line as a chart keeps it, from its data. */
   function newLine(place, { name, points = [], band = [], color = place % 6, dash = place % 6 }) {
     const [xs, ys] = [points.map((point) => point[0]), points.map((point) => point[1])];
     return { name, color, dash, xs, ys, band: band.length ? [...band] : null, shown: true };
   }
 
+  /* Add points to a line; one with the x of the last point replaces it. */
   function extend(line, points) {
     for (const [x, y] of points) {
       const last = line.xs.length - 1;
@@ -78,12 +66,13 @@
     if (line.xs.length > MOST) thin(line);
   }
 
+  /* Widen a range so that it contains a value. */
   function widen(range, y) {
     range[0] = range[0] === null ? y : Math.min(range[0], y);
     range[1] = range[1] === null ? y : Math.max(range[1], y);
   }
 
-  // Keeps the lowest and the highest point of each part, so that a spike stays.
+  /* Keep the lowest and the highest point of each part, so that a spike stays. */
   function thin(line) {
     const kept = [];
     const size = Math.ceil(line.xs.length / (MOST / 4));
@@ -102,7 +91,7 @@
     line.band = line.band && kept.map((at) => line.band[at]);
   }
 
-  // Returns the exponential moving average, as TensorBoard has it: its beginning is not drawn towards zero.
+  /* Return the exponential moving average, as TensorBoard has it: its beginning is not drawn towards zero. */
   function smoothed(ys, weight) {
     if (!weight) return ys;
     let [sum, part] = [0, 0];
@@ -114,7 +103,7 @@
     });
   }
 
-  // Returns the place of the point nearest to x; -1 before the first and after the last point.
+  /* Return the place of the point nearest to x; -1 before the first and after the last point. */
   function nearest(line, x) {
     let [low, high] = [0, line.xs.length - 1];
     if (high < 0 || x < line.xs[low] || x > line.xs[high]) return -1;
@@ -126,6 +115,7 @@
     return x - line.xs[low] <= line.xs[high] - x ? low : high;
   }
 
+  /* Return the place of the last point with a value; -1 without one. */
   function lastKnown(line) {
     let at = line.ys.length - 1;
     while (at >= 0 && line.ys[at] === null) at -= 1;
@@ -134,6 +124,7 @@
 
   // --- a chart ---
 
+  /* Make a figure interactive: draw its chart, with a legend, keys and a text for screen readers. */
   function newView(figure, chart) {
     const view = { figure, chart, plot: null, x: null, range: null, drawn: 0, waiting: 0 };
     view.lines = chart.lines.map((line, place) => newLine(place, line));
@@ -150,7 +141,7 @@
     new ResizeObserver(() => resize(view)).observe(view.box);
   }
 
-  // Returns what is drawn of the lines, in the order of the plot's series.
+  /* Return the tracks of all lines: curve, bounds and raw values, in the order of the plot's series. */
   function tracks(view) {
     const { weight } = view.settings;
     const all = [];
@@ -165,12 +156,14 @@
     return all;
   }
 
+  /* Return the points of all tracks as uPlot takes them; a log scale leaves out values that are not positive. */
   function data(view) {
     const positive = (y) => (y !== null && y > 0 ? y : null);
     const tables = view.tracks.map(({ line, ys }) => [line.xs, view.settings.log ? ys.map(positive) : ys]);
     return tables.length ? uPlot.join(tables) : [[]];
   }
 
+  /* Draw a chart anew, as its lines or settings have changed. */
   function build(view) {
     if (view.plot) view.plot.destroy();
     view.plot = null;
@@ -180,6 +173,7 @@
     restore(view);
   }
 
+  /* Return the options of the plot: size, scales, axes, series and events. */
   function options(view) {
     const { log } = view.settings;
     const axis = {
@@ -200,6 +194,7 @@
     };
   }
 
+  /* Return the style of a track. */
   function series({ line, kind }) {
     const bounds = kind === "low" || kind === "high";
     return {
@@ -208,6 +203,7 @@
     };
   }
 
+  /* Return the bands between the lowest and the highest values. */
   function bands(view) {
     const found = [];
     view.tracks.forEach(({ line, kind }, at) => {
@@ -216,7 +212,7 @@
     return found;
   }
 
-  // Returns ticks: round numbers, or powers of ten if there are several.
+  /* Return ticks: round numbers, or powers of ten if there are several. */
   function logSplits(plot, axis, low, high) {
     const ticks = [];
     if (high / low >= 20) {
@@ -233,6 +229,7 @@
     return ticks;
   }
 
+  /* Fit a plot to the width of its box. */
   function resize(view) {
     const width = view.box.clientWidth;
     if (width && width !== view.plot.width) view.plot.setSize({ width, height: HEIGHT });
@@ -240,6 +237,7 @@
 
   // --- legend ---
 
+  /* Return a picture of a line's color and dashes. */
   function swatch(line) {
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
@@ -252,12 +250,14 @@
     return svg;
   }
 
+  /* Fill the legend: a place on the axis, and a button for each line. */
   function entries(view) {
     view.place = element("span", { class: "place" });
     view.legend.replaceChildren(view.place, ...view.lines.map((line) => entry(view, line)));
     values(view);
   }
 
+  /* Return a line's entry in the legend, a button that shows or hides it. */
   function entry(view, line) {
     const title = "Show or hide this line";
     const button = element("button", { type: "button", title, "aria-pressed": String(line.shown) });
@@ -273,7 +273,7 @@
     return button;
   }
 
-  // Writes the values at the crosshair into the legend; without one the last ones.
+  /* Write the values at the crosshair into the legend; without one the last ones. */
   function values(view) {
     view.place.textContent = view.x === null ? "last" : `${view.chart.along} ${number(view.x, 7)}`;
     for (const { line, kind, ys } of view.tracks) {
@@ -281,6 +281,7 @@
     }
   }
 
+  /* Return the value of a line at the crosshair as text, with its range or smoothed value. */
   function valueOf(view, line, ys) {
     const at = view.x === null ? lastKnown(line) : nearest(line, view.x);
     if (at < 0) return "–";
@@ -291,10 +292,12 @@
 
   // --- crosshair: in all charts with the same axis at once ---
 
+  /* Return all charts with the same axis. */
   function peers(view) {
     return [...views.values()].filter((other) => other.chart.along === view.chart.along);
   }
 
+  /* Return the options of the crosshair, which snaps to points. */
   function cursor(view) {
     return {
       y: false,
@@ -306,7 +309,7 @@
     };
   }
 
-  // Returns the place of a line's point that is marked: the nearest with a value, since lines do not share all x.
+  /* Return the place of a line's point that is marked: the nearest with a value, since lines do not share all x. */
   function marked(view, plot, at, index) {
     if (view.tracks[at - 1].kind !== "main") return null;
     const ys = plot.data[at];
@@ -318,6 +321,7 @@
     return null;
   }
 
+  /* Show the values at the crosshair, and move those of the other charts. */
   function moved(view) {
     if (!view.plot) return;
     const { idx, left } = view.plot.cursor;
@@ -331,6 +335,7 @@
     following = false;
   }
 
+  /* Move the crosshair to a place on the axis; null hides it. */
   function show(view, x) {
     const { min, max } = view.plot.scales.x;
     const visible = x !== null && x >= min && x <= max;
@@ -339,6 +344,7 @@
 
   // --- zoom ---
 
+  /* Zoom in to the range that was dragged over. */
   function selected(view) {
     const { left, width } = view.plot.select;
     if (!width) return;
@@ -347,6 +353,7 @@
     zoom(view, range);
   }
 
+  /* Show a range of the axis in all charts that have it; null shows all. */
   function zoom(view, range) {
     for (const other of peers(view)) {
       other.range = range;
@@ -354,13 +361,14 @@
     }
   }
 
-  // Zooms in, and shows the crosshair, as before the drawing.
+  /* Zoom in and show the crosshair as before the drawing. */
   function restore(view) {
     const { x, range } = view;
     if (range) view.plot.setScale("x", { min: range[0], max: range[1] });
     if (x !== null) show(view, x);
   }
 
+  /* Zoom around the crosshair, else the middle; below 1 zooms in. */
   function zoomBy(view, factor) {
     const { min, max } = view.plot.scales.x;
     const middle = view.x ?? (min + max) / 2;
@@ -376,6 +384,7 @@
     End: () => Infinity,
   };
 
+  /* Move the crosshair or zoom by a key. */
   function pressed(view, event) {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key in KEYS) step(view, (at) => KEYS[event.key](at, event.shiftKey ? 10 : 1));
@@ -387,6 +396,7 @@
     event.preventDefault();
   }
 
+  /* Move the crosshair along the points, and read the values there out. */
   function step(view, next) {
     const xs = view.plot.data[0];
     if (!xs.length) return;
@@ -404,6 +414,7 @@
 
   // --- charts that grow ---
 
+  /* Draw the points that a chart has now. */
   function redraw(view) {
     clearTimeout(view.waiting);
     view.waiting = 0;
@@ -414,10 +425,12 @@
     values(view);
   }
 
+  /* Redraw a chart soon, at most once in PAUSE. */
   function later(view) {
     view.waiting ||= setTimeout(() => redraw(view), Math.max(0, view.drawn + PAUSE - performance.now()));
   }
 
+  /* Draw a chart in a new figure of a container, unless the page has one of its name. */
   function add(container, chart) {
     if (views.has(chart.name)) return;
     const figure = element("figure", { "data-chart": chart.name });
@@ -430,6 +443,7 @@
     newView(figure, { lines: [], ...chart });
   }
 
+  /* Add points to a line of a chart; a new line if there is none of this name. */
   function append(name, lineName, points) {
     const view = views.get(name);
     if (!view) return;
@@ -448,17 +462,20 @@
 
   // --- controls of a container's charts ---
 
+  /* Return smoothing and scale of the charts of a container. */
   function settingsOf(container) {
     if (!settings.has(container)) settings.set(container, { weight: 0, log: false });
     return settings.get(container);
   }
 
+  /* Draw the charts of a container anew. */
   function rebuild(container) {
     for (const view of views.values()) {
       if (view.figure.parentElement === container) build(view);
     }
   }
 
+  /* Put controls of smoothing and scale above the charts of a container. */
   function controls(container) {
     const chosen = settingsOf(container);
     const slider = element("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0" });
@@ -483,8 +500,7 @@
 
   // --- the page ---
 
-  window.labctl = window.labctl || {};
-  window.labctl.charts = { add, append, number };
+  labctl.charts = { add, append };
 
   dark.addEventListener("change", () => {
     for (const view of views.values()) view.plot.redraw(false);

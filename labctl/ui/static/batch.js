@@ -1,36 +1,35 @@
-// The page of a batch that is under way: it is fetched again while somebody looks, and its live part replaced.
+/* The page of a batch that is under way: it is fetched again while it is seen, and its live part replaced. */
 "use strict";
 (() => {
-  const PACE = 5000;
+  const { byId } = labctl;
+  const PACE = 5000; // Milliseconds between two requests.
 
-  // Where the timeline was scrolled to stays.
-  function replaced(now) {
-    const before = document.getElementById("live");
-    const scrolled = before.querySelector(".scroll");
-    const { scrollLeft, scrollTop } = scrolled;
-    const isFocused = document.activeElement === scrolled;
-    before.replaceWith(document.adoptNode(now));
+  /* Fetch the page, unless nobody sees it or a link in it has the focus; then wait, until the batch has ended. */
+  async function refresh() {
+    const live = byId("live");
+    if (!live.dataset.live) return;
+    const isInUse = live.contains(document.activeElement) && document.activeElement.tagName === "A";
+    if (!document.hidden && !isInUse) await fetchLive().then(replace).catch(() => {}); // Without an answer the page stays as it is.
+    setTimeout(refresh, PACE);
+  }
+
+  /* Return the live part of the page as it is now. */
+  async function fetchLive() {
+    const response = await fetch(location.href, { headers: { accept: "text/html" } });
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    return page.getElementById("live");
+  }
+
+  /* Replace the live part of the page; the timeline stays scrolled and focused. */
+  function replace(now) {
+    const before = byId("live").querySelector(".scroll");
+    const { scrollLeft, scrollTop } = before;
+    const isFocused = document.activeElement === before;
+    byId("live").replaceWith(document.adoptNode(now));
     const after = now.querySelector(".scroll");
     after.scrollTo(scrollLeft, scrollTop);
     if (isFocused) after.focus({ preventScroll: true });
   }
 
-  async function look() {
-    const before = document.getElementById("live");
-    if (!before.dataset.live) return;
-    const isInUse = before.contains(document.activeElement) && document.activeElement.tagName === "A";
-    if (!document.hidden && !isInUse) {
-      try {
-        const answer = await fetch(location.href, { headers: { accept: "text/html" } });
-        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-        const now = page.getElementById("live");
-        if (answer.ok && now) replaced(now);
-      } catch {
-        // The server has ended, or the tunnel: the page stays as it is.
-      }
-    }
-    setTimeout(look, PACE);
-  }
-
-  setTimeout(look, PACE);
+  setTimeout(refresh, PACE);
 })();

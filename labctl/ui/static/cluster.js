@@ -1,120 +1,85 @@
-// Tiles of hosts and nodes, live by events, and the lists below them.
+/* The page of the cluster: a tile per node, doctor and health, by server-sent events. */
 "use strict";
 (() => {
-  const root = document.currentScript.dataset.root;
-  const parts = {};
-  const tiles = new Map();
-  let asking = Date.now();
-  const byId = (id) => document.getElementById(id);
-
-  // --- elements: data enters the page as text ---
-
-  function element(tag, properties = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(properties)) {
-      if (value !== undefined && value !== "") made.setAttribute(name, value);
-    }
-    made.append(...children.filter((child) => child !== "" && child !== null && child !== undefined));
-    return made;
-  }
-
-  const status = (word, tag = "span") => element(tag, { class: `status ${word.kind}` }, word.text);
-  const link = (path, text) => element("a", { href: root + path }, text);
-
-  function copyable(command) {
-    const button = element("button", { type: "button", class: "copy", "aria-label": `Copy ${command}` }, "copy");
-    button.addEventListener("click", async () => {
-      try {
-        await navigator.clipboard.writeText(command);
-        button.textContent = "copied";
-      } catch {
-        getSelection().selectAllChildren(button.previousSibling);
-        button.textContent = "selected";
-      }
-      setTimeout(() => { button.textContent = "copy"; }, 2000);
-    });
-    return element("span", { class: "command" }, element("code", {}, command), button);
-  }
-
-  const isCommand = (text) => /^[a-z][\w.-]*( |$)/.test(text);
-  const hint = (text) => (text ? element("p", {}, "hint: ", isCommand(text) ? copyable(text) : text) : "");
-
-  function age(seconds) {
-    for (const [unit, length] of [["d", 86400], ["h", 3600], ["m", 60]]) {
-      if (seconds >= length) return `${Math.floor(seconds / length)}${unit} ago`;
-    }
-    return `${Math.max(0, Math.floor(seconds))}s ago`;
-  }
-
-  // Times are told as ages, which go on while nothing is sent.
-  const ago = (at) => element("time", { "data-at": at, datetime: new Date(at * 1000).toISOString() }, age(Date.now() / 1000 - at));
-
-  function agesGoOn() {
-    for (const time of document.querySelectorAll("time[data-at]")) {
-      time.textContent = age(Date.now() / 1000 - Number(time.dataset.at));
-    }
-    if (asking) {
-      const seconds = Math.floor((Date.now() - asking) / 1000);
-      byId("head").textContent = seconds < 1 ? "Contacting hosts…" : `Contacting hosts… ${seconds} s`;
-    }
-  }
+  const { element, byId, root, post, command, status, timeAgo, hint, isCommand } = labctl;
+  const TILE = "tile "; // Prefix of the names of tiles among the parts of the page.
+  const EXAMINATIONS = ["doctor", "health"];
+  const STATES = { up: "good", partial: "unsure", down: "not-reached", unknown: "unsure" };
+  const FEW = 3; // Remarks of a tile that are shown at once.
+  const parts = {}; // Last value of each part of the page.
+  const tiles = new Map(); // Element of each node's tile.
+  let waitingSince = Date.now(); // When the page began to wait for the hosts; 0 once they have answered.
 
   // --- tiles ---
 
-  function remark(each) {
-    const text = element("span", {}, status({ text: each.of, kind: each.kind }), ` ${each.text}`);
-    return element("li", {}, text, each.fix && isCommand(each.fix) ? copyable(each.fix) : "");
-  }
-
-  function device(each) {
-    return element("li", {}, element("span", {}, each.name), element("span", {}, each.values.join(" · ")));
-  }
-
-  const FEW = 3;
-  function remarks(all) {
-    if (!all.length) return "";
-    const shown = element("ul", { class: "remarks" }, ...all.slice(0, FEW).map(remark));
-    if (all.length <= FEW) return shown;
-    const rest = element("ul", { class: "remarks" }, ...all.slice(FEW).map(remark));
-    return element("div", {}, shown, element("details", {}, element("summary", {}, `${all.length - FEW} more`), rest));
-  }
-
-  function lineOf(name, ...content) {
-    return element("p", {}, element("span", { class: "dim" }, `${name} `), ...content);
-  }
-
-  function filled(tile) {
-    const run = tile.run ? lineOf("run", link(`/run/${encodeURIComponent(tile.run)}`, tile.run_name)) : "";
-    const read = tile.source === "health" ? [" (labctl health, ", ago(tile.read), ")"] : [];
-    const values = tile.values.length || read.length ? element("p", {}, tile.values.join(" · "), ...read) : "";
-    const examined = !tile.health ? ["not checked"] : [status(tile.health)];
-    if (tile.health && tile.health.kind !== "good") examined.push(" ", ago(tile.examined));
-    return [
-      element("h3", {}, tile.node, element("span", { class: "dim" }, `${tile.role} on ${tile.host}`)),
-      element("p", {}, status(tile.state), tile.reason ? `: ${tile.reason}` : ""),
-      run,
-      tile.hardware ? lineOf("hardware", tile.hardware) : "",
-      tile.devices.length ? element("ul", { class: "devices" }, ...tile.devices.map(device)) : "",
-      values,
-      lineOf("health", ...examined, tile.fitness ? `; ${tile.fitness}` : ""),
-      remarks(tile.remarks),
-    ].filter(Boolean);
-  }
-
+  /* Show a node: its state, run, devices, health and remarks. */
   function showTile(name, tile) {
-    let shown = tiles.get(name);
-    if (!shown) {
-      shown = element("li", { class: "tile" });
-      tiles.set(name, shown);
-    }
+    if (!tiles.has(name)) tiles.set(name, element("li"));
+    const shown = tiles.get(name);
     const isOpen = shown.querySelector("details")?.open;
     const focused = shown.contains(document.activeElement) ? document.activeElement.tagName : "";
     shown.className = `tile ${tile.state.kind}`;
-    shown.replaceChildren(...filled(tile));
+    shown.replaceChildren(...tileContent(tile).filter(Boolean));
     if (isOpen && shown.querySelector("details")) shown.querySelector("details").open = true;
     if (focused) shown.querySelector(focused)?.focus({ preventScroll: true });
   }
 
+  /* Return the elements of a tile, from top to bottom. */
+  function tileContent(tile) {
+    return [
+      element("h3", {}, tile.node, element("span", { class: "dim" }, `${tile.role} on ${tile.host}`)),
+      element("p", {}, status(tile.state), tile.reason ? `: ${tile.reason}` : ""),
+      tile.run && labelled("run", element("a", { href: `${root}/run/${encodeURIComponent(tile.run)}` }, tile.run_name)),
+      tile.hardware && labelled("hardware", tile.hardware),
+      tile.devices.length && element("ul", { class: "devices" }, ...tile.devices.map(newDevice)),
+      newValues(tile),
+      labelled("health", ...healthContent(tile)),
+      newRemarks(tile.remarks),
+    ];
+  }
+
+  /* Return a line with a dim label before it. */
+  function labelled(label, ...content) {
+    return element("p", {}, element("span", { class: "dim" }, `${label} `), ...content);
+  }
+
+  /* Return a device with its values. */
+  function newDevice(device) {
+    return element("li", {}, element("span", {}, device.name), element("span", {}, device.values.join(" · ")));
+  }
+
+  /* Return the samples of a node, and when they were read unless that is now. */
+  function newValues(tile) {
+    const read = tile.source === "health" ? [" (labctl health, ", timeAgo(tile.read), ")"] : [];
+    if (!tile.values.length && !read.length) return "";
+    return element("p", {}, tile.values.join(" · "), ...read);
+  }
+
+  /* Return the health of a node, when it was examined if that matters, and its fitness. */
+  function healthContent(tile) {
+    const fitness = tile.fitness ? `; ${tile.fitness}` : "";
+    if (!tile.health) return ["not checked", fitness];
+    const when = tile.health.kind === "good" ? [] : [" ", timeAgo(tile.examined)];
+    return [status(tile.health), ...when, fitness];
+  }
+
+  /* Return remarks, all but the first few folded away. */
+  function newRemarks(remarks) {
+    if (!remarks.length) return "";
+    const first = element("ul", { class: "remarks" }, ...remarks.slice(0, FEW).map(newRemark));
+    if (remarks.length <= FEW) return first;
+    const rest = element("ul", { class: "remarks" }, ...remarks.slice(FEW).map(newRemark));
+    const summary = element("summary", {}, `${remarks.length - FEW} more`);
+    return element("div", {}, first, element("details", {}, summary, rest));
+  }
+
+  /* Return a remark with the command that mends it. */
+  function newRemark(remark) {
+    const text = element("span", {}, status({ text: remark.of, kind: remark.kind }), ` ${remark.text}`);
+    return element("li", {}, text, remark.fix && isCommand(remark.fix) ? command(remark.fix) : "");
+  }
+
+  /* Put the tiles in the order of the nodes, and remove those of nodes that are gone. */
   function showOrder(order) {
     for (const name of [...tiles.keys()].filter((name) => !order.includes(name))) {
       tiles.get(name).remove();
@@ -127,166 +92,104 @@
     });
   }
 
-  // --- above the tiles ---
+  // --- above and below the tiles ---
 
-  const STATES = { up: "good", partial: "unsure", down: "not-reached", unknown: "unsure" };
-
+  /* Show the state of the lab. */
   function showHead(head) {
-    asking = 0;
-    const late = head.out_of_date ? `, out of date: ${head.out_of_date}` : "";
-    byId("head").replaceChildren(`lab ${head.lab}: `, status({ text: head.state, kind: STATES[head.state] ?? "unsure" }), late);
+    waitingSince = 0;
+    const outdated = head.out_of_date ? `, out of date: ${head.out_of_date}` : "";
+    const state = status({ text: head.state, kind: STATES[head.state] ?? "unsure" });
+    byId("head").replaceChildren(`lab ${head.lab}: `, state, outdated);
   }
 
-  function trouble(each) {
-    return element("div", { class: "trouble" }, element("p", {}, each.message), hint(each.hint));
+  /* Show how long the page has waited for the hosts. */
+  function showWaiting() {
+    if (!waitingSince) return;
+    const seconds = Math.floor((Date.now() - waitingSince) / 1000);
+    byId("head").textContent = seconds < 1 ? "Contacting hosts…" : `Contacting hosts… ${seconds} s`;
   }
 
+  /* Show errors, hosts that do not answer, warnings, and what to type next. */
   function showTroubles() {
     const { head, error, devices } = parts;
-    const all = [error, ...(head?.unreachable ?? []), devices, ...(head?.warnings ?? []).map((message) => ({ message }))];
-    const shown = all.filter(Boolean).map(trouble);
+    const warnings = (head?.warnings ?? []).map((message) => ({ message }));
+    const troubles = [error, ...(head?.unreachable ?? []), devices, ...warnings].filter(Boolean);
+    const shown = troubles.map(({ message, hint: advice }) => (
+      element("div", { class: "trouble" }, element("p", {}, message), hint(advice))));
     if (head?.state === "down") shown.push(element("p", {}, "The lab has no nodes."));
     if (head?.hint) shown.push(hint(head.hint));
     byId("troubles").replaceChildren(...shown);
   }
 
+  /* Show when the hosts were asked, and when they will be again. */
   function showLooked({ at, pause }) {
-    if (!parts.head) asking = 0;
+    if (!parts.head) waitingSince = 0;
     if (parts.error && !parts.head) byId("head").textContent = "Cannot read the lab.";
-    byId("updated").replaceChildren("Updated ", ago(at), `, next update after ${pause} s`);
+    byId("updated").replaceChildren("Updated ", timeAgo(at), `, next update after ${pause} s`);
   }
 
   // --- doctor and health ---
 
-  function finding(each) {
-    const steps = (each.steps ?? []).map((step) => element("li", {}, step));
-    return element("li", {}, status({ text: each.word, kind: each.kind }), ` ${each.text}`,
-      each.impact ? element("p", { class: "dim" }, each.impact) : "", steps.length ? element("ol", {}, ...steps) : "");
-  }
-
-  function problem(each) {
-    const following = each.consequences?.length
-      ? element("details", {}, element("summary", {}, `${each.consequences.length} consequences`),
-        element("ul", { class: "plain" }, ...each.consequences.map(finding)))
-      : "";
-    return element("li", {}, element("ul", { class: "plain" }, ...each.findings.map(finding)), following,
-      each.fix ? element("p", {}, "fix: ", copyable(each.fix)) : "");
-  }
-
-  function showExamination(name, answer) {
+  /* Show the result of doctor or health, or that it is running. */
+  function showExamination(name, result) {
     for (const button of document.querySelectorAll("[data-examine]")) {
-      button.disabled = ["doctor", "health"].some((each) => parts[each]?.busy);
+      button.disabled = EXAMINATIONS.some((each) => parts[each]?.busy);
     }
-    const place = byId(name);
-    if (answer.busy) {
-      place.replaceChildren(element("p", {}, `Running ${name}…`));
+    if (result.busy) {
+      byId(name).replaceChildren(element("p", {}, `Running ${name}…`));
       return;
     }
-    const told = answer.error ? [status({ text: "failed", kind: "failed" }), ` ${answer.error}`] : [answer.text];
-    place.replaceChildren(element("p", {}, `${name} `, ago(answer.at), ": ", ...told), hint(answer.hint),
-      element("ul", { class: "problems" }, ...answer.problems.map(problem)));
+    const text = result.error ? [status({ text: "failed", kind: "failed" }), ` ${result.error}`] : [result.text];
+    const problems = element("ul", { class: "problems" }, ...result.problems.map(newProblem));
+    byId(name).replaceChildren(element("p", {}, `${name} `, timeAgo(result.at), ": ", ...text), hint(result.hint), problems);
+  }
+
+  /* Return findings with the same fix, what follows from them, and the fix. */
+  function newProblem({ findings, consequences = [], fix }) {
+    const list = element("ul", { class: "plain" }, ...findings.map(newFinding));
+    const following = element("ul", { class: "plain" }, ...consequences.map(newFinding));
+    const summary = element("summary", {}, `${consequences.length} consequences`);
+    return element("li", {}, list, consequences.length ? element("details", {}, summary, following) : "",
+      fix ? element("p", {}, "fix: ", command(fix)) : "");
+  }
+
+  /* Return a finding with its impact and the steps that mend it. */
+  function newFinding({ word, kind, text, impact, steps = [] }) {
+    const list = element("ol", {}, ...steps.map((step) => element("li", {}, step)));
+    return element("li", {}, status({ text: word, kind }), ` ${text}`,
+      impact ? element("p", { class: "dim" }, impact) : "", steps.length ? list : "");
+  }
+
+  /* Start doctor or health; the result comes by the events. */
+  async function examine(name) {
+    try {
+      await post(`/cluster/${name}`);
+    } catch (error) {
+      byId(name).replaceChildren(element("p", {}, error.message), hint(error.hint));
+    }
   }
 
   for (const button of document.querySelectorAll("[data-examine]")) {
-    button.addEventListener("click", async () => {
-      const answer = await fetch(`${root}/cluster/${button.dataset.examine}`, { method: "POST" });
-      if (!answer.ok) {
-        const { error } = await answer.json();
-        byId(button.dataset.examine).replaceChildren(element("p", {}, error.message), hint(error.hint));
-      }
-    });
+    button.addEventListener("click", () => examine(button.dataset.examine));
   }
 
   // --- events ---
 
-  const SHOW = { head: showHead, looked: showLooked, order: showOrder };
-
+  /* Show the parts of the page that have changed. */
   function show(changed) {
     Object.assign(parts, changed);
-    for (const [name, value] of Object.entries(changed)) {
-      if (name.startsWith("tile ")) showTile(name.slice(5), value);
-    }
-    if (Object.keys(changed).some((name) => name.startsWith("tile "))) showOrder(parts.order);
-    for (const [name, value] of Object.entries(changed)) {
-      SHOW[name]?.(value);
-      if (name === "doctor" || name === "health") showExamination(name, value);
-    }
-    if ("head" in changed || "error" in changed || "devices" in changed) showTroubles();
+    const names = Object.keys(changed);
+    const nodes = names.filter((name) => name.startsWith(TILE));
+    for (const name of nodes) showTile(name.slice(TILE.length), changed[name]);
+    if (nodes.length || "order" in changed) showOrder(parts.order);
+    if ("head" in changed) showHead(changed.head);
+    if ("looked" in changed) showLooked(changed.looked);
+    for (const name of EXAMINATIONS.filter((each) => each in changed)) showExamination(name, changed[name]);
+    if (["head", "error", "devices"].some((name) => name in changed)) showTroubles();
   }
 
   const events = new EventSource(`${root}/cluster/events`);
   events.addEventListener("parts", (event) => show(JSON.parse(event.data)));
   events.onerror = () => { byId("updated").textContent = "Not connected. Is `labctl ui` still running?"; };
-  setInterval(agesGoOn, 1000);
-
-  // --- lists ---
-
-  function table(label, heads, rows) {
-    const head = element("tr", {}, ...heads.map((text) => element("th", { scope: "col" }, text)));
-    const body = rows.map((cells) => element("tr", {}, ...cells.map((cell, place) => (
-      element("td", { "data-head": heads[place] }, ...[cell].flat())))));
-    return element("table", { class: "wide", "aria-label": label }, element("thead", {}, head), element("tbody", {}, ...body));
-  }
-
-  const day = (text) => new Date(text).toLocaleString("sv").slice(0, 16);
-  const pathOf = (path) => path.split("/").map(encodeURIComponent).join("/");
-  const FIGURES = { passed: "passed", missed: "missed", unsure: "unsure", "no threshold": "skipped" };
-
-  function baselineText(kept) {
-    if (!kept) return element("p", { class: "dim" }, "No baseline yet: ", copyable("labctl baseline"));
-    if (kept.error) return element("p", {}, kept.error, " ", hint(kept.hint));
-    return element("p", {}, `Baseline of ${day(kept.recorded)}: profile ${kept.profile}, ${kept.figures} values.`);
-  }
-
-  function showValidations({ validations, baseline }) {
-    if (!validations.length) return [element("p", { class: "dim" }, "No validations yet."), copyable("labctl validate"), baselineText(baseline)];
-    const rows = validations.map((each) => [status(each.verdict), day(each.started), each.profile, each.seconds, each.message,
-      link(`/cluster/reports/${encodeURIComponent(each.name)}/report.html`, "report")]);
-    const figures = validations[0].figures.map((each) => [status({ text: each.status, kind: FIGURES[each.status] }), each.what,
-      each.node || "all", each.value, each.limit, each.source]);
-    return [
-      table("Validations", ["Verdict", "Date", "Profile", "Duration", "Message", "Report"], rows),
-      ...(figures.length ? [element("h3", {}, "Worst results of the latest validation"),
-        table("Worst results", ["Status", "Metric", "Node", "Value", "Threshold", "Source"], figures)] : []),
-      baselineText(baseline),
-    ];
-  }
-
-  function showBatches({ batches, more }) {
-    if (!batches.length) return [element("p", { class: "dim" }, "No batches in output/ or reports/.")];
-    const rows = batches.map((each) => [link(`/cluster/batches/${pathOf(each.path)}`, each.path), each.workload, day(each.began * 1000),
-      status(each.state), each.rounds ? `${each.jobs} in ${each.rounds} rounds` : `${each.passed} of ${each.jobs} passed`]);
-    return [table("Batches", ["Directory", "Workload", "Started", "State", "Jobs"], rows),
-      more ? element("p", { class: "dim" }, `${more} earlier batches are not shown`) : ""];
-  }
-
-  function showLabs({ labs, why }) {
-    if (why) return [element("p", { class: "dim" }, why)];
-    if (!labs.length) return [element("p", { class: "dim" }, "You have no labs on this machine.")];
-    const rows = labs.map((each) => [each.here ? `${each.name} (this lab)` : each.name, each.directory, status(each.state), each.nodes,
-      each.command && !each.here ? copyable(each.command) : ""]);
-    return [table("Labs", ["Lab", "Directory", "State", "Nodes", "Open its pages"], rows)];
-  }
-
-  const LISTS = { validations: showValidations, batches: showBatches, labs: showLabs };
-  const AGAIN = 30000;
-
-  async function fill(name) {
-    const place = byId(name);
-    try {
-      const answer = await fetch(root + place.dataset.from);
-      const data = await answer.json();
-      const shown = answer.ok ? LISTS[name](data) : [element("p", {}, data.error.message), hint(data.error.hint)];
-      if (!place.contains(document.activeElement)) place.replaceChildren(...shown.filter(Boolean));
-    } catch {
-      // The server has ended: what is shown stays.
-    }
-  }
-
-  function fillAll() {
-    if (!document.hidden) Object.keys(LISTS).forEach(fill);
-  }
-
-  fillAll();
-  setInterval(fillAll, AGAIN);
+  setInterval(showWaiting, 1000);
 })();

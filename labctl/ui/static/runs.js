@@ -1,430 +1,353 @@
-/* List of runs: sorted and filtered here; the server filters by settings and sends rows that change. */
+/* The list of runs, which is sorted and filtered here; the server filters by settings, and sends runs that change. */
 "use strict";
 (() => {
-const ROOT = document.currentScript.dataset.root;
-const FIRST = 200; // rows of the first request
-const STEP = 100; // rows that are drawn at once
-const MOST = 20; // runs to compare
-const LONGEST = 60; // characters of a cell
-const BEGIN = { sort: "-started", query: "", workload: "", verdict: "", since: "" };
-const DESCENDING_FIRST = ["started", "throughput", "nodes", "time"];
+  const { element, number, duration, ago, count, byId, root, ask, showError } = labctl;
+  const { now, seconds, verdict, parse, matches, ordering, isColumn, isMissing } = labctl.filter;
+  const FIRST = 200; // Runs of the first request.
+  const STEP = 100; // Rows that are added at once.
+  const MOST = 20; // Runs that can be compared.
+  const LONGEST = 60; // Characters of a cell.
+  const PAUSE = 30000; // Milliseconds between two updates of the times.
+  const DEFAULTS = { sort: "-started", query: "", workload: "", verdict: "", since: "" };
+  const SELECTS = ["workload", "verdict", "since"];
+  const DESCENDING_FIRST = ["started", "throughput", "nodes", "time"];
+  const body = byId("runs");
+  const runs = new Map();
+  const selected = new Set();
+  let chosen = { ...DEFAULTS }; // Order and filter.
+  let terms = parse("");
+  let withSettings = null; // Ids of the runs with the settings of the filter; null without such a filter.
+  let requests = 0; // Number of the last request for these.
+  let listed = []; // Runs that match the filter, in order.
+  let most = STEP; // Rows that are shown.
+  let rows = new Map(); // Each row that is shown with the run that it was filled with, by id.
+  let change = 0; // Number of the last change that the server sent.
+  let total = 0;
+  let events = null;
 
-// --- values -------------------------------------------------------------------------------------------------
+  // --- the address, which keeps order, filter and selection ---
 
-const now = () => Date.now() / 1000;
-const seconds = (row) => row.seconds ?? (row.state === "running" && row.started ? now() - row.started : undefined);
-const verdict = (row) => row.outcome || (row.state === "done" ? "unreadable" : row.state);
-const VALUES = {
-  id: (row) => row.id,
-  started: (row) => row.started,
-  workload: (row) => row.workload,
-  verdict,
-  cause: (row) => row.cause,
-  loss: (row) => row.loss,
-  throughput: (row) => row.value,
-  nodes: (row) => row.nodes?.length,
-  time: seconds,
-  note: (row) => row.note,
-};
-const COMPARED = ["loss", "throughput", "nodes", "time"];
+  /* Take order, filter and selection from the address. */
+  function readAddress() {
+    const kept = new URLSearchParams(location.hash.slice(1));
+    chosen = Object.fromEntries(Object.entries(DEFAULTS).map(([name, value]) => [name, kept.get(name) ?? value]));
+    if (!isColumn(chosen.sort.replace("-", ""))) chosen.sort = DEFAULTS.sort;
+    selected.clear();
+    for (const id of kept.getAll("pick")) selected.add(id);
+  }
 
-function number(value) {
-  return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en-US") : String(Number(value.toPrecision(4)));
-}
+  /* Write order, filter and selection to the address. */
+  function writeAddress() {
+    const kept = new URLSearchParams(Object.entries(chosen).filter(([name, value]) => value !== DEFAULTS[name]));
+    for (const id of selected) kept.append("pick", id);
+    history.replaceState(null, "", `#${kept}`);
+  }
 
-function duration(value) {
-  const whole = Math.round(value);
-  if (whole < 120) return `${Number(value.toPrecision(2))} s`;
-  const units = [["d", 86400, "h", 3600], ["h", 3600, "min", 60], ["min", 60, "s", 1]];
-  const [unit, length, smaller, part] = units.find(([, length]) => whole >= length);
-  const rest = Math.floor((whole % length) / part);
-  return `${Math.floor(whole / length)} ${unit}${rest ? ` ${rest} ${smaller}` : ""}`;
-}
+  // --- runs ---
 
-function ago(value) {
-  const whole = Math.max(0, Math.floor(value));
-  const [unit, length] = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]].find(([, length]) => whole >= length) ?? ["s", 1];
-  return `${Math.floor(whole / length)}${unit} ago`;
-}
+  /* Keep the runs of an answer, and forget those that were removed. */
+  function keep(answer) {
+    for (const run of answer.runs) {
+      const words = [run.id, run.workload, run.cause, run.note, verdict(run), ...(run.nodes ?? [])];
+      runs.set(run.id, { ...run, text: words.join("\n").toLowerCase() });
+    }
+    for (const id of answer.removed) {
+      runs.delete(id);
+      selected.delete(id);
+    }
+    total = answer.total;
+    change = answer.change;
+    showWorkloads();
+  }
 
-// Texts of others: without characters that control a terminal or turn the direction of what follows.
-function plain(text) {
-  return text.replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
-}
-
-// --- filter -------------------------------------------------------------------------------------------------
-
-/* Terms of a filter: words, settings (NAME=VALUE) and bounds of columns (loss<5). */
-function parsed(text) {
-  const terms = { words: [], settings: [], bounds: [] };
-  for (const quoted of text.match(/(?:[^\s"]|"[^"]*"?)+/g) ?? []) {
-    const term = quoted.replaceAll('"', "");
-    const bound = term.match(/^([a-z]+)(<=|>=|<|>)(-?[0-9.]+(?:e-?[0-9]+)?)$/i);
-    if (bound && COMPARED.includes(bound[1].toLowerCase())) {
-      terms.bounds.push({ value: VALUES[bound[1].toLowerCase()], sign: bound[2], limit: Number(bound[3]) });
-    } else if (/^[^=<>]+=/.test(term) && !quoted.startsWith('"')) {
-      terms.settings.push(term);
-    } else if (term) {
-      terms.words.push(term.toLowerCase());
+  /* Ask which runs have the settings of the filter; an answer is dropped if there was a later request. */
+  async function askSettings() {
+    const request = ++requests;
+    if (!terms.settings.length) {
+      withSettings = null;
+      body.removeAttribute("aria-busy");
+      return;
+    }
+    body.setAttribute("aria-busy", "true");
+    try {
+      const answer = await ask(`/runs.json?${new URLSearchParams(terms.settings.map((term) => ["setting", term]))}`);
+      if (request === requests) withSettings = new Set(answer.runs);
+    } finally {
+      if (request === requests) body.removeAttribute("aria-busy");
     }
   }
-  return terms;
-}
 
-function isWithin(row, { value, sign, limit }) {
-  const own = value(row);
-  if (own === undefined || own === null) return false;
-  if (sign === "<") return own < limit;
-  if (sign === "<=") return own <= limit;
-  return sign === ">" ? own > limit : own >= limit;
-}
+  // --- rows ---
 
-function matches(row, terms, { workload, verdict: sought, since }, withSettings) {
-  if (workload && row.workload !== workload) return false;
-  if (sought === "in progress" ? row.state === "done" : sought && row.verdict !== sought) return false;
-  if (since && !(row.started >= now() - since * 3600)) return false;
-  if (withSettings && !withSettings.has(row.id)) return false;
-  return terms.words.every((word) => row.text.includes(word)) && terms.bounds.every((bound) => isWithin(row, bound));
-}
-
-/* Order by a column, "-" before its name for descending; runs without a value come last. */
-function ordering(sort) {
-  const value = VALUES[sort.replace("-", "")], sign = sort.startsWith("-") ? -1 : 1;
-  const isMissing = (own) => own === undefined || own === null || own === "";
-  return (one, other) => {
-    const a = value(one), b = value(other);
-    if (isMissing(a) || isMissing(b)) return isMissing(a) - isMissing(b) || latestFirst(one, other);
-    if (a === b) return latestFirst(one, other);
-    return a < b ? -sign : sign;
-  };
-}
-
-function latestFirst(one, other) {
-  return one.id < other.id ? 1 : -1;
-}
-
-// --- state --------------------------------------------------------------------------------------------------
-
-const element = (id) => document.getElementById(id);
-const body = element("runs");
-const rows = new Map();
-const picked = new Set();
-let state = { ...BEGIN };
-let terms = parsed("");
-let withSettings = null; // ids of the runs with the settings of the filter
-let order = [];
-let drawn = STEP;
-let drawnRows = new Map();
-let change = 0;
-let total = 0;
-let events = null;
-
-function readAddress() {
-  const found = new URLSearchParams(location.hash.slice(1));
-  state = Object.fromEntries(Object.entries(BEGIN).map(([name, usual]) => [name, found.get(name) ?? usual]));
-  if (!Object.hasOwn(VALUES, state.sort.replace("-", ""))) state.sort = BEGIN.sort;
-  picked.clear();
-  for (const id of found.getAll("pick")) picked.add(id);
-}
-
-function writeAddress() {
-  const kept = new URLSearchParams(Object.entries(state).filter(([name, value]) => value !== BEGIN[name]));
-  for (const id of picked) kept.append("pick", id);
-  history.replaceState(null, "", `#${kept}`);
-}
-
-async function answer(path) {
-  const response = await fetch(ROOT + path);
-  const found = await response.json();
-  if (!response.ok) throw new Error([found.error.message, found.error.hint].filter(Boolean).join("; hint: "));
-  return found;
-}
-
-function keep(found) {
-  for (const row of found.runs) {
-    const words = [row.id, row.workload, row.cause, row.note, verdict(row), ...(row.nodes ?? [])];
-    rows.set(row.id, { ...row, text: words.join("\n").toLowerCase() });
+  /* Return a text without characters that control a terminal or change the direction of writing. */
+  function plain(text) {
+    return text.replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
   }
-  for (const id of found.removed) {
-    rows.delete(id);
-    picked.delete(id);
+
+  /* Write a text to a cell, cut if it is long; the whole text is its title. */
+  function write(cell, text, title = "") {
+    const whole = plain(text);
+    const shown = whole.length > LONGEST ? `${whole.slice(0, LONGEST - 1)}…` : whole;
+    if (cell.textContent !== shown) cell.textContent = shown;
+    cell.title = title || (shown === whole ? "" : whole);
   }
-  total = found.total;
-  change = found.change;
-}
 
-/* Ask for the runs with the settings of the filter; an answer that comes after that to a later one is dropped. */
-let asked = 0;
-async function askForSettings() {
-  const number = ++asked;
-  if (!terms.settings.length) {
-    withSettings = null;
-    body.removeAttribute("aria-busy");
-    return;
+  /* Return an empty row of a run. */
+  function newRow(id) {
+    const link = element("a", { href: `${root}/run/${encodeURIComponent(id)}`, title: id });
+    const numbers = ["Loss", "Throughput", "Nodes", "Time"];
+    return element("tr", { "data-run": id },
+      element("td", { class: "pick" }, newCheckbox(id)),
+      element("th", { scope: "row" }, link),
+      element("td", { "data-head": "When" }, element("time")),
+      element("td", { "data-head": "Workload" }),
+      element("td"),
+      element("td", { "data-head": "Cause" }),
+      ...numbers.map((head) => element("td", { "data-head": head, class: "number" })),
+      element("td", { "data-head": "Note", class: "note" }));
   }
-  const query = new URLSearchParams(terms.settings.map((term) => ["setting", term]));
-  body.setAttribute("aria-busy", "true");
-  try {
-    const found = await answer(`/runs.json?${query}`);
-    if (number === asked) withSettings = new Set(found.runs);
-  } finally {
-    if (number === asked) body.removeAttribute("aria-busy");
+
+  /* Return the checkbox that selects a run. */
+  function newCheckbox(id) {
+    const checkbox = element("input", { type: "checkbox", "aria-label": `Select ${id}` });
+    checkbox.addEventListener("change", () => {
+      if (checkbox.checked) selected.add(id);
+      else selected.delete(id);
+      writeAddress();
+      showSelected();
+    });
+    return checkbox;
   }
-}
 
-// --- page ---------------------------------------------------------------------------------------------------
-
-function cell(tag, head) {
-  const made = document.createElement(tag);
-  if (head) made.dataset.head = head;
-  return made;
-}
-
-function newLine(id) {
-  const line = document.createElement("tr");
-  line.dataset.run = id;
-  const box = document.createElement("input");
-  box.type = "checkbox";
-  box.setAttribute("aria-label", `Select ${id}`);
-  box.addEventListener("change", () => {
-    box.checked ? picked.add(id) : picked.delete(id);
-    writeAddress();
-    showPicked();
-  });
-  const pick = cell("td"), run = cell("th"), link = document.createElement("a"), when = cell("td", "When");
-  pick.className = "pick";
-  run.scope = "row";
-  link.href = `${ROOT}/run/${encodeURIComponent(id)}`;
-  link.title = id;
-  pick.append(box);
-  run.append(link);
-  when.append(document.createElement("time"));
-  line.append(pick, run, when, cell("td", "Workload"), cell("td"), cell("td", "Cause"));
-  for (const head of ["Loss", "Throughput", "Nodes", "Time"]) {
-    const made = cell("td", head);
-    made.className = "number";
-    line.append(made);
+  /* Write the values of a run to its row. */
+  function fill(row, run) {
+    const [pick, name, when, workload, result, cause, loss, throughput, nodes, time, note] = row.children;
+    pick.firstChild.checked = selected.has(run.id);
+    write(name.firstChild, run.short, run.id);
+    const start = run.started ? new Date(run.started * 1000) : null;
+    when.firstChild.dateTime = start?.toISOString() ?? "";
+    write(when.firstChild, start ? ago(now() - run.started) : "", start?.toLocaleString() ?? "");
+    write(workload, run.workload ?? "");
+    write(result, [verdict(run), run.outcome ? "" : run.step].filter(Boolean).join(" "));
+    result.className = `status ${verdict(run).toLowerCase()}`;
+    write(cause, run.cause ?? "");
+    write(loss, isMissing(run.loss) ? "" : number(run.loss));
+    write(throughput, isMissing(run.value) ? "" : [run.metric, number(run.value), run.unit].filter(Boolean).join(" "));
+    write(nodes, run.nodes?.length ? String(run.nodes.length) : "", run.nodes?.join(", "));
+    write(time, seconds(run) ? duration(seconds(run)) : "");
+    write(note, run.note ?? "");
   }
-  line.append(cell("td", "Note"));
-  line.lastChild.className = "note";
-  return line;
-}
 
-function write(cell, text, title = "") {
-  const clean = plain(text);
-  const cut = clean.length > LONGEST ? `${clean.slice(0, LONGEST - 1)}…` : clean;
-  if (cell.textContent !== cut) cell.textContent = cut;
-  cell.title = title || (cut === clean ? "" : clean);
-}
-
-function rate(row) {
-  if (row.value === undefined || row.value === null) return "";
-  return [row.metric, number(row.value), row.unit].filter(Boolean).join(" ");
-}
-
-function fill(line, row) {
-  const [pick, run, when, workload, result, cause, loss, throughput, nodes, time, note] = line.children;
-  pick.firstChild.checked = picked.has(row.id);
-  write(run.firstChild, row.short, row.id);
-  const began = row.started ? new Date(row.started * 1000) : null;
-  when.firstChild.dateTime = began?.toISOString() ?? "";
-  write(when.firstChild, began ? ago(now() - row.started) : "", began?.toLocaleString() ?? "");
-  write(workload, row.workload ?? "");
-  write(result, [verdict(row), row.outcome ? "" : row.step].filter(Boolean).join(" "));
-  result.className = `status ${verdict(row).toLowerCase()}`;
-  write(cause, row.cause ?? "");
-  write(loss, row.loss === undefined || row.loss === null ? "" : number(row.loss));
-  write(throughput, rate(row));
-  write(nodes, row.nodes?.length ? String(row.nodes.length) : "", row.nodes?.join(", "));
-  write(time, seconds(row) ? duration(seconds(row)) : "");
-  write(note, row.note ?? "");
-}
-
-/* Draw the first rows of the order; lines of runs that stay are kept, with the focus in them. */
-function draw() {
-  const lines = new Map();
-  for (const row of order.slice(0, drawn)) {
-    const before = drawnRows.get(row.id);
-    const line = before?.line ?? newLine(row.id);
-    if (before?.row !== row) fill(line, row);
-    lines.set(row.id, { line, row });
+  /* Show the first runs that are listed; rows of runs that stay are kept, with the focus in them. */
+  function draw() {
+    const before = rows;
+    rows = new Map();
+    for (const run of listed.slice(0, most)) {
+      const known = before.get(run.id);
+      const row = known?.row ?? newRow(run.id);
+      if (known?.run !== run) fill(row, run);
+      rows.set(run.id, { row, run });
+    }
+    replaceRows([...rows.values()].map(({ row }) => row));
+    const left = listed.length - rows.size;
+    byId("more").hidden = !left;
+    byId("more").textContent = `Show more (${left.toLocaleString("en-US")} left)`;
   }
-  drawnRows = lines;
-  const wanted = [...lines.values()].map(({ line }) => line);
-  const isSame = wanted.length === body.children.length && wanted.every((line, place) => body.children[place] === line);
-  if (!isSame) {
+
+  /* Put rows in the table, unless it has the same. */
+  function replaceRows(wanted) {
+    if (wanted.length === body.children.length && wanted.every((row, place) => body.children[place] === row)) return;
     const focused = document.activeElement;
     body.replaceChildren(...wanted);
     if (focused !== document.activeElement && body.contains(focused)) focused.focus({ preventScroll: true });
   }
-  const left = order.length - wanted.length;
-  element("more").hidden = !left;
-  element("more").textContent = `Show more (${left.toLocaleString("en-US")} left)`;
-}
 
-function apply() {
-  order = [...rows.values()].filter((row) => matches(row, terms, state, withSettings)).sort(ordering(state.sort));
-  draw();
-  const count = (amount) => `${amount.toLocaleString("en-US")} run${amount === 1 ? "" : "s"}`;
-  const isFiltered = ["query", "workload", "verdict", "since"].some((name) => state[name]);
-  // It is read aloud when it changes.
-  write(element("count"), isFiltered ? `${order.length.toLocaleString("en-US")} of ${count(total)}` : count(total));
-  element("all").hidden = !isFiltered;
-  element("reading").hidden = true;
-  element("none").hidden = total > 0;
-  element("controls").hidden = total === 0;
-  showPicked();
-}
+  /* Fill all rows again: times go on, and checkboxes follow the selection. */
+  function refill() {
+    for (const { row, run } of rows.values()) fill(row, run);
+    showSelected();
+  }
 
-function showPicked() {
-  const link = element("compare");
-  link.hidden = picked.size < 2 || picked.size > MOST;
-  link.textContent = `Compare ${picked.size}`;
-  link.href = `${ROOT}/compare?${new URLSearchParams([...picked].map((id) => ["run", id]))}`;
-  element("clear").hidden = !picked.size;
-  const hint = picked.size > MOST ? `${picked.size} selected. You can compare at most ${MOST}.` : "1 selected. Select another run to compare.";
-  element("picked").textContent = link.hidden && picked.size ? hint : "";
-}
+  /* Show more rows. */
+  function showMore() {
+    most += STEP;
+    draw();
+  }
 
-function showSort() {
-  for (const head of document.querySelectorAll("th[data-sort]")) {
-    if (head.dataset.sort === state.sort.replace("-", "")) {
-      head.setAttribute("aria-sort", state.sort.startsWith("-") ? "descending" : "ascending");
-    } else {
-      head.removeAttribute("aria-sort");
+  // --- around the table ---
+
+  /* Show the runs that match the filter, and their number. */
+  function update() {
+    const isListed = (run) => matches(run, terms, chosen) && (!withSettings || withSettings.has(run.id));
+    listed = [...runs.values()].filter(isListed).sort(ordering(chosen.sort));
+    draw();
+    const isFiltered = chosen.query || SELECTS.some((name) => chosen[name]);
+    const all = count(total, "run");
+    // It is read aloud when it changes.
+    write(byId("count"), isFiltered ? `${listed.length.toLocaleString("en-US")} of ${all}` : all);
+    byId("all").hidden = !isFiltered;
+    byId("reading").hidden = true;
+    byId("none").hidden = total > 0;
+    byId("controls").hidden = total === 0;
+    showSelected();
+  }
+
+  /* Show the link that compares the selected runs, or why there is none. */
+  function showSelected() {
+    const link = byId("compare");
+    link.hidden = selected.size < 2 || selected.size > MOST;
+    link.textContent = `Compare ${selected.size}`;
+    link.href = `${root}/compare?${new URLSearchParams([...selected].map((id) => ["run", id]))}`;
+    byId("clear").hidden = !selected.size;
+    const tooMany = `${selected.size} selected. You can compare at most ${MOST}.`;
+    const hint = selected.size > MOST ? tooMany : "1 selected. Select another run to compare.";
+    byId("picked").textContent = link.hidden && selected.size ? hint : "";
+  }
+
+  /* Show the order in the heads of the columns, and in the select of narrow pages. */
+  function showSort() {
+    const direction = chosen.sort.startsWith("-") ? "descending" : "ascending";
+    for (const head of document.querySelectorAll("th[data-sort]")) {
+      if (head.dataset.sort === chosen.sort.replace("-", "")) head.setAttribute("aria-sort", direction);
+      else head.removeAttribute("aria-sort");
     }
+    byId("sort").value = chosen.sort;
   }
-  element("sort").value = state.sort;
-}
 
-function showFilter() {
-  element("query").value = state.query;
-  for (const name of ["workload", "verdict", "since"]) element(name).value = state[name];
-  showSort();
-}
-
-function showWorkloads() {
-  const select = element("workload");
-  const names = new Set([...rows.values()].map((row) => row.workload).filter(Boolean));
-  if (state.workload) names.add(state.workload);
-  const wanted = ["", ...[...names].sort()];
-  if (wanted.length === select.options.length && wanted.every((name, place) => select.options[place].value === name)) return;
-  select.replaceChildren(...wanted.map((name) => new Option(name ? plain(name).slice(0, LONGEST) : "all", name)));
-  select.value = state.workload;
-}
-
-function showError(error) {
-  element("reading").hidden = true;
-  element("failed").textContent = error ? plain(String(error.message)) : "";
-  element("failed").hidden = !error;
-}
-
-// --- what a person does -------------------------------------------------------------------------------------
-
-async function changed() {
-  writeAddress();
-  drawn = STEP;
-  terms = parsed(state.query);
-  try {
-    await askForSettings();
-    showError(null);
-  } catch (error) {
-    showError(error);
+  /* Show the filter and the order in their controls. */
+  function showFilter() {
+    byId("query").value = chosen.query;
+    for (const name of SELECTS) byId(name).value = chosen[name];
+    showSort();
   }
-  apply();
-}
 
-function sortBy(sort) {
-  state.sort = sort;
-  showSort();
-  changed();
-}
-
-function listen() {
-  element("query").addEventListener("input", (event) => { state.query = event.target.value; changed(); });
-  for (const name of ["workload", "verdict", "since"]) {
-    element(name).addEventListener("change", (event) => { state[name] = event.target.value; changed(); });
+  /* Offer the workloads of all runs in the filter. */
+  function showWorkloads() {
+    const select = byId("workload");
+    const names = new Set([...runs.values()].map((run) => run.workload).filter(Boolean));
+    if (chosen.workload) names.add(chosen.workload);
+    const values = ["", ...[...names].sort()];
+    if (values.length === select.options.length && values.every((name, place) => select.options[place].value === name)) return;
+    select.replaceChildren(...values.map((name) => new Option(name ? plain(name).slice(0, LONGEST) : "all", name)));
+    select.value = chosen.workload;
   }
-  for (const head of document.querySelectorAll("th[data-sort]")) {
-    const column = head.dataset.sort, usual = DESCENDING_FIRST.includes(column) ? `-${column}` : column;
-    const reversed = usual === column ? `-${column}` : column;
-    head.firstElementChild.addEventListener("click", () => sortBy(state.sort === usual ? reversed : usual));
+
+  // --- controls ---
+
+  /* List runs by the order and filter that were chosen. */
+  async function changed() {
+    writeAddress();
+    most = STEP;
+    terms = parse(chosen.query);
+    try {
+      await askSettings();
+      showError(null);
+    } catch (error) {
+      showError(error);
+    }
+    update();
+  }
+
+  /* Sort by a column, "-" before its name for descending. */
+  function sortBy(sort) {
+    chosen.sort = sort;
+    showSort();
+    changed();
+  }
+
+  /* Sort by the head of a column, the other way by the next click; and by the select of narrow pages. */
+  function offerSort(head) {
+    const column = head.dataset.sort;
+    const [first, second] = DESCENDING_FIRST.includes(column) ? [`-${column}`, column] : [column, `-${column}`];
+    head.firstElementChild.addEventListener("click", () => sortBy(chosen.sort === first ? second : first));
     const title = head.textContent.trim().toLowerCase();
-    element("sort").append(new Option(`${title}, ascending`, column), new Option(`${title}, descending`, `-${column}`));
+    byId("sort").append(new Option(`${title}, ascending`, column), new Option(`${title}, descending`, `-${column}`));
   }
-  element("sort").addEventListener("change", (event) => sortBy(event.target.value));
-  element("clear").addEventListener("click", () => { picked.clear(); writeAddress(); redraw(); element("query").focus(); });
-  element("all").addEventListener("click", () => {
-    state = { ...BEGIN, sort: state.sort };
+
+  /* Select no runs. */
+  function clearSelection() {
+    selected.clear();
+    writeAddress();
+    refill();
+    byId("query").focus();
+  }
+
+  /* List all runs. */
+  function clearFilter() {
+    chosen = { ...DEFAULTS, sort: chosen.sort };
     showFilter();
     changed();
-    element("query").focus();
-  });
-  element("more").addEventListener("click", more);
-  new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) more(); }, { rootMargin: "400px" })
-    .observe(element("more"));
-  addEventListener("hashchange", () => { readAddress(); showWorkloads(); showFilter(); changed(); redraw(); });
-  document.addEventListener("visibilitychange", () => (document.hidden ? unfollow() : follow()));
-  setInterval(redraw, 30000);
-}
-
-function more() {
-  drawn += STEP;
-  draw();
-}
-
-/* Write all cells again: times go on, and boxes follow the selection. */
-function redraw() {
-  for (const { line, row } of drawnRows.values()) fill(line, row);
-  showPicked();
-}
-
-// --- what the server says -----------------------------------------------------------------------------------
-
-/* Follow changes while the page can be seen. */
-function follow() {
-  unfollow();
-  events = new EventSource(`${ROOT}/events?since=${change}`);
-  events.onopen = () => { element("live").textContent = ""; };
-  events.onerror = () => { element("live").textContent = "Not connected. Is `labctl ui` still running?"; };
-  events.addEventListener("runs", async (event) => {
-    const found = JSON.parse(event.data);
-    const isNew = found.runs.some((row) => !rows.has(row.id));
-    keep(found);
-    showWorkloads();
-    if (isNew) await askForSettings().catch(showError);
-    apply();
-  });
-}
-
-function unfollow() {
-  events?.close();
-  events = null;
-}
-
-async function begin() {
-  readAddress();
-  listen();
-  showWorkloads();
-  showFilter();
-  terms = parsed(state.query);
-  try {
-    const first = await answer(`/runs.json?limit=${FIRST}`);
-    keep(first);
-    await askForSettings();
-    showWorkloads();
-    apply();
-    if (first.runs.length < first.total) {
-      keep(await answer("/runs.json"));
-      showWorkloads();
-      apply();
-    }
-    body.dataset.loaded = "all";
-    if (!document.hidden) follow();
-  } catch (error) {
-    showError(error);
+    byId("query").focus();
   }
-}
 
-begin();
+  /* Follow the address, as by the browser's back button. */
+  function addressChanged() {
+    readAddress();
+    showWorkloads();
+    showFilter();
+    changed();
+    refill();
+  }
+
+  /* Connect the controls with what they do. */
+  function listen() {
+    byId("query").addEventListener("input", (event) => { chosen.query = event.target.value; changed(); });
+    for (const name of SELECTS) {
+      byId(name).addEventListener("change", (event) => { chosen[name] = event.target.value; changed(); });
+    }
+    document.querySelectorAll("th[data-sort]").forEach(offerSort);
+    byId("sort").addEventListener("change", (event) => sortBy(event.target.value));
+    byId("clear").addEventListener("click", clearSelection);
+    byId("all").addEventListener("click", clearFilter);
+    byId("more").addEventListener("click", showMore);
+    const nearEnd = new IntersectionObserver((seen) => seen.some((each) => each.isIntersecting) && showMore(), { rootMargin: "400px" });
+    nearEnd.observe(byId("more"));
+    addEventListener("hashchange", addressChanged);
+    document.addEventListener("visibilitychange", () => (document.hidden ? events?.close() : connect()));
+    setInterval(refill, PAUSE);
+  }
+
+  // --- requests ---
+
+  /* Receive the changes of runs. */
+  function connect() {
+    events?.close();
+    events = new EventSource(`${root}/events?since=${change}`);
+    events.onopen = () => { byId("live").textContent = ""; };
+    events.onerror = () => { byId("live").textContent = "Not connected. Is `labctl ui` still running?"; };
+    events.addEventListener("runs", (event) => receive(JSON.parse(event.data)));
+  }
+
+  /* Keep and list runs that have changed. */
+  async function receive(answer) {
+    const hasNew = answer.runs.some((run) => !runs.has(run.id));
+    keep(answer);
+    if (hasNew) await askSettings().catch(showError);
+    update();
+  }
+
+  /* List the latest runs, then all, then follow changes. */
+  async function begin() {
+    readAddress();
+    listen();
+    showWorkloads();
+    showFilter();
+    terms = parse(chosen.query);
+    try {
+      const latest = await ask(`/runs.json?limit=${FIRST}`);
+      keep(latest);
+      await askSettings();
+      update();
+      if (latest.runs.length < latest.total) {
+        keep(await ask("/runs.json"));
+        update();
+      }
+      if (!document.hidden) connect();
+    } catch (error) {
+      byId("reading").hidden = true;
+      showError(error);
+    }
+  }
+
+  begin();
 })();

@@ -191,7 +191,9 @@ def without_scripts(page: str) -> str:
     )
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     assert [b64encode(sha256(script.encode()).digest()).decode() for script in scripts] == allowed
-    assert scripts == [(Path(runs.__file__).parent / "static" / name).read_text() for name in runs.SCRIPTS]
+    assert scripts == [
+        (Path(runs.__file__).parent / "static" / name).read_text() for name in (runs.COMMON, *runs.SCRIPTS)
+    ]
     return re.sub(r'<script( type="application/json" id="charts")?>.*?</script>', "", page, flags=re.DOTALL)
 
 
@@ -202,7 +204,7 @@ def chart_data(page: str) -> list[dict[str, Any]]:
 
 
 def test_a_page_fetches_nothing_and_runs_only_its_own_scripts_and_what_a_log_says_stays_text(tmp_path: Path) -> None:
-    """Put markup into arguments, log and samples: it is escaped, and the page loads nothing and runs two scripts."""
+    """Put markup into arguments, log and samples: it is escaped, and the page loads nothing and runs three scripts."""
     arguments = ("--name", "<img src=x onerror=alert(1)>")
     log = f"step 1\n{BROKEN}\n"
     failed: dict[str, Any] = {"verdict": "ERROR", "cause": "rank-crashed", "exit_code": 4}
@@ -260,7 +262,7 @@ def test_a_served_page_is_the_written_one_with_links_to_the_server(tmp_path: Pat
     assert chart_data(html) == chart_data(written)
     assert re.findall("<h2>.*</h2>", html) == re.findall("<h2>.*</h2>", written)
     assert re.findall('<script src="([^"]+)"></script>', html) == [
-        "/TOKEN/static/uplot.js", "/TOKEN/static/charts.js"
+        "/TOKEN/static/common.js", "/TOKEN/static/uplot.js", "/TOKEN/static/charts.js"
     ]  # fmt: skip
     assert f'href="/TOKEN/run/{FIRST}/files/output.log"' in html
     assert "<svg" in written

@@ -104,7 +104,7 @@ def test_a_time_that_was_not_written_whole_is_unknown(folder: Path) -> None:
     (folder / "output.times").write_text("1.000 0\n2.03.000 1\n\0\0\0\n4.000 1\n")
     lines = log.after(folder, 0, 4).lines
     assert [(line.rank, line.when) for line in lines] == [(0, 1.0), (1, None), (None, None), (1, 4.0)]
-    assert len(log.search(folder, "line").lines) == log.MOST_HITS
+    assert len(log.search(folder, "line").lines) == log.MOST_MATCHES
 
 
 def test_a_file_with_the_inode_of_one_that_is_gone_has_its_own_line_numbers(tmp_path: Path) -> None:
