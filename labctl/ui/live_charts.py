@@ -14,7 +14,7 @@ from msgspec import Struct
 from labctl.model import Job
 from labctl.records import samples, store
 from labctl.records.metrics import Sample, finite
-from labctl.reports.curves import MOST, Axis, Chart, Line, name_of, thinned
+from labctl.reports.curves import MOST, Axis, Chart, Line, name_of, named_apart, thinned
 from labctl.system import files
 from labctl.system.decode import decode
 
@@ -79,10 +79,8 @@ class LiveCharts:
     def chart(self, kind: str, title: str, along: Axis, unit: str) -> Chart:
         """Return the chart of this kind and title; a new one with a number in its name if that is taken."""
         if (kind, title) not in self.by_title:
-            name = name_of(title)
-            taken = sum(name == other.name for other in self.by_title.values())
-            name = f"{name}-2" if taken else name
-            self.by_title[kind, title] = Chart(name=name, title=title, caption="", along=along, unit=unit, lines=())
+            new = Chart(name=name_of(title), title=title, caption="", along=along, unit=unit, lines=())
+            self.by_title[kind, title] = named_apart((*self.by_title.values(), new))[-1]
         return self.by_title[kind, title]
 
     def section(self, chart: Chart) -> str:
@@ -144,8 +142,7 @@ class MetricsReader:
     def read(self, folder: Path, offset: int, new: NewPoints) -> int:
         """Add the points of new samples; return the offset behind them."""
         lines, end = lines_after(folder / store.METRICS, offset)
-        for line in lines:
-            sample = decode(line, Sample)
+        for sample in filter(None, map(_sample, lines)):
             along: Axis = "seconds" if sample.step is None else "step"
             chart = self._charts.chart("metric", sample.metric, along, self._units.get(sample.metric, ""))
             x = sample.step if chart.along == "step" else sample.seconds
@@ -159,12 +156,21 @@ class MetricsReader:
         if sample.step is None or sample.seconds is None:
             return
         self._timed = self._timed or sample.metric
-        if sample.metric != self._timed or sample.step <= self._step:
+        if sample.metric != self._timed:
             return
-        if self._step:
+        # In another epoch steps may begin again.
+        if sample.step > self._step > 0:
             chart = self._charts.chart("step", STEP_TIME, "step", "s")
             new.add(chart, "", sample.step, (sample.seconds - self._at) / (sample.step - self._step))
         self._step, self._at = sample.step, sample.seconds
+
+
+def _sample(line: bytes) -> Sample | None:
+    """Return the sample in a line; None if it was not written whole, as on a full disk."""
+    try:
+        return decode(line, Sample)
+    except ValueError:
+        return None
 
 
 # --- samples of nodes ----------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def content(site: Site, run_id: str) -> dict[str, Any]:
         "sections": [replace(section, links={}) for section in page["sections"]],
         "run_id": run_id,
         "note": shown.summary.note,
-        "running": not shown.result,
+        "running": result.verdict == reports.RUNNING,
         "entries": entries,
         "grace": GRACE,
         "here": "/run",
@@ -112,15 +112,16 @@ def content(site: Site, run_id: str) -> dict[str, Any]:
 
 
 def provisional(site: Site, summary: store.RunSummary) -> Result:
-    """Return the result of a run that has none yet."""
+    """Return the result of a run that has none yet, or one that cannot be read: such a run has ended."""
+    is_broken = summary.state == "done"
     return Result(
         run_id=summary.run_id,
         workload=summary.workload or "unknown",
         launcher="",
         lab=site.lab,
-        verdict=reports.RUNNING,
+        verdict="UNREADABLE" if is_broken else reports.RUNNING,
         cause=None,
-        message="",
+        message=f"`{store.RESULT}` cannot be read." if is_broken else "",
         exit_code=0,
         started=summary.started or "",
         seconds=summary.age or 0,

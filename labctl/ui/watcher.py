@@ -121,18 +121,30 @@ class Watcher:
 
     def _look_after(self) -> None:
         """Ask the nodes, and follow the output if no process here records it, until the run or the watch ends."""
-        try:
-            with of_run(self._context, self.run_id) as (backend, _):
-                run = backend.recorded(self.run_id)
-                for table in self.tables:
-                    table.node = run.short(table.node)
-                while not (self._over.is_set() or self.has_ended):
-                    self._look(backend, run)
-                    self._over.wait(PACE)
-                if self._follower:
-                    wait((self._follower,), LEAVING)
-        except LabError as error:
-            self._problem = error.message
+        while self._goes_on():
+            try:
+                self._look_on()
+            # The disk of this process's folder may be full.
+            except (LabError, OSError) as error:
+                self._problem = str(error)
+                self._over.wait(PACE)
+
+    def _goes_on(self) -> bool:
+        """Tell if neither the run nor the watch has ended."""
+        return not (self._over.is_set() or self.has_ended)
+
+    def _look_on(self) -> None:
+        """Connect, and look as long as the run and the watch go on."""
+        with of_run(self._context, self.run_id) as (backend, _):
+            self._problem = ""
+            run = backend.recorded(self.run_id)
+            for table, node in zip(self.tables, self.job.nodes, strict=True):
+                table.node = run.short(node.name)
+            while self._goes_on():
+                self._look(backend, run)
+                self._over.wait(PACE)
+            if self._follower:
+                wait((self._follower,), LEAVING)
 
     def _look(self, backend: Backend, run: Run) -> None:
         """Follow the output if nobody here does, ask the nodes for samples, and see if the run waits for nodes."""
@@ -153,6 +165,7 @@ class Watcher:
             """Keep lines. NobodyWatches once all pages are closed."""
             if self._over.is_set():
                 raise NobodyWatches
+            self._problem = ""
             kept.keep(lines)
 
         try:

@@ -11,16 +11,19 @@ from typing import Any
 
 import anyio
 import pytest
+from support.builders import job
 from support.harness import wait_until
 
 from labctl import flows
 from labctl.config.context import Context
 from labctl.config.settings import BACKENDS
+from labctl.errors import HostError
 from labctl.jobs.request import RunOptions
 from labctl.records import store
 from labctl.system import filelock
 from labctl.ui import events, watcher
 from labctl.ui.events import Reader
+from labctl.ui.live_charts import LiveCharts, MetricsReader, NewPoints
 from labctl.ui.watcher import Watcher, Watchers
 
 WORKLOAD = """\
@@ -129,6 +132,11 @@ class Page:
         """Return the points of a chart."""
         lines = [line for name, data in self.events if name == "points" for line in data]
         return [point for line in lines if line["chart"] == chart for point in line["points"]]
+
+    @property
+    def problem(self) -> str:
+        """Return why no more is known of the run, as the page was told last."""
+        return next((data["problem"] for name, data in reversed(self.events) if name == "state"), "")
 
     @property
     def names(self) -> list[str]:
@@ -263,3 +271,52 @@ def test_a_place_that_is_none_begins_anew(context: Context, text: str) -> None:
     with Watchers(context).watching(detached(context)) as watched:
         reader = Reader(watched, text)
         assert (reader._log, reader._metrics, reader._samples) == (None, 0, [0, 0])
+
+
+@pytest.mark.parametrize("failure", [HostError("no answer"), OSError("no answer")])
+def test_a_watch_goes_on_after_a_failure(context: Context, failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an engine that is started again, or a full disk. Until then the page tells it."""
+    run_id, look, failures = detached(context), Watcher._look, [failure]
+
+    def failing_look(*given: Any) -> None:
+        """Raise the failure, as long as there is one."""
+        if failures:
+            raise failures[0]
+        look(*given)
+
+    monkeypatch.setattr(Watcher, "_look", failing_look)
+    with Watchers(context).watching(run_id) as watched:
+        page = Page(Reader(watched, ""))
+        page.has(lambda: page.problem == "no answer")
+        failures.clear()
+        take(context, 1)
+        page.has(lambda: page.points("loss") == [[1, 9]] and not page.problem)
+
+
+def test_a_sample_that_was_not_written_whole_is_left_out(tmp_path: Path) -> None:
+    """As on a full disk, whose room came back."""
+    line = b'{"metric":"loss","step":%d,"seconds":%d,"value":1.5}\n'
+    (tmp_path / store.METRICS).write_bytes(line % (1, 1) + line[:20] + line % (2, 2) + line % (3, 3))
+    batch = NewPoints()
+    assert MetricsReader(LiveCharts(), job()).read(tmp_path, 0, batch) == (tmp_path / store.METRICS).stat().st_size
+    assert list(batch.points()[0].points) == [(1, 1.5), (3, 1.5)]
+
+
+def test_steps_that_begin_again_are_timed_again(tmp_path: Path) -> None:
+    line = '{"metric":"loss","step":%d,"seconds":%d,"value":1.5}\n'
+    steps = ((1, 1), (2, 2), (1, 9), (2, 12))
+    batches = [NewPoints(), NewPoints()]
+    (tmp_path / store.METRICS).write_text("".join(line % step for step in steps[:2]))
+    metrics = MetricsReader(LiveCharts(), job())
+    end = metrics.read(tmp_path, 0, batches[0])
+    with (tmp_path / store.METRICS).open("a") as file:
+        file.writelines(line % step for step in steps[2:])
+    metrics.read(tmp_path, end, batches[1])
+    times = [[new.points for new in batch.points() if new.chart == "time-of-a-step"] for batch in batches]
+    assert times == [[[(2, 1)]], [[(2, 3)]]]
+
+
+def test_charts_of_titles_that_are_named_alike_have_names_of_their_own() -> None:
+    made = LiveCharts()
+    charts = [made.chart("metric", title, "step", "") for title in ("a b", "a-b", "a_b", "a b")]
+    assert [chart.name for chart in charts] == ["a-b", "a-b-2", "a-b-3", "a-b"]

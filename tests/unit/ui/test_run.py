@@ -65,6 +65,17 @@ def test_a_run_under_way_has_its_page_without_asking_the_nodes(client: TestClien
     assert 'id="stop"' in page
 
 
+def test_a_run_whose_result_cannot_be_read_has_ended(client: TestClient, lab: Path) -> None:
+    """Its page opens no events: they would end at once, and the page load itself again and again."""
+    record = records.write(lab, RUN, log="one\n")
+    (record / "result.json").write_text('{"run_id": "')
+    page = client.get(PAGE).text
+    assert 'data-running=""' in page
+    assert "UNREADABLE" in page
+    assert "<code>result.json</code> cannot be read." in page
+    assert 'id="stop"' not in page
+
+
 def test_what_an_ended_run_waited_for_is_shown(client: TestClient, lab: Path) -> None:
     hang = {"kind": "hang", "sentence": "rank 1 never came", "lines": ["rank 0 waits"]}
     records.write(lab, RUN, verdict="ERROR", cause="stalled", message="stalled", hang=hang)
