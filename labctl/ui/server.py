@@ -27,7 +27,7 @@ def new_site(context: Context) -> Site:
 
 
 def serve(site: Site, listener: socket.socket) -> None:
-    """Serve pages on a socket until SIGINT, which raises KeyboardInterrupt, or SIGTERM."""
+    """Serve pages on a socket until Ctrl-C, SIGTERM or the end of the terminal, and raise KeyboardInterrupt."""
     import anyio
     import uvicorn
 
@@ -36,15 +36,19 @@ def serve(site: Site, listener: socket.socket) -> None:
 
         async def main_loop(self) -> None:
             """Wait for a signal to end; hang up on pages then, whose events never end."""
-            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                async for number in signals:
-                    self.handle_exit(number, None)
+            with anyio.open_signal_receiver(*ends) as signals:
+                async for _ in signals:
+                    # By any other the process would end at once, and leave its files in /tmp.
+                    self.handle_exit(signal.SIGINT, None)
                     break
             # Requests that break off now are no errors.
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             for connection in list(self.server_state.connections):
                 connection.transport.close()
 
+    ends = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
     config = uvicorn.Config(
         app.application(site),
         # Not what else may be installed: one parser of requests, and no WebSockets.

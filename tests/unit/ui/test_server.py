@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
 
 import pytest
 
+from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.ui import server
 
@@ -28,3 +35,22 @@ def test_without_a_port_the_first_free_one_is_taken(taken: socket.socket, monkey
     with taken, server.listen(None) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
         assert listener.getsockname()[1] != first
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_server_as_an_exception_so_that_its_files_are_removed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / ".env").write_text("LAB_NAME=demo\n")
+    site = server.site_of(Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={}))
+    with server.listening(None) as listener:
+
+        def end() -> None:
+            """Send the signal once the server answers: before, its default would end the tests."""
+            with pytest.raises(urllib.error.HTTPError):
+                urllib.request.urlopen(f"http://127.0.0.1:{listener.getsockname()[1]}/")
+            os.kill(os.getpid(), number)
+
+        threading.Thread(target=end).start()
+        with pytest.raises(KeyboardInterrupt):
+            server.serve(site, listener)
