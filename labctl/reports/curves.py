@@ -77,7 +77,7 @@ def of_runs(runs: Mapping[Label, RecordedRun]) -> list[Chart]:
         lines = _lines(((label, _points(of_run, axis)) for label, of_run in by_run.items()), runs)
         charts += of_lines(name, lines, axis, unit)
     steps = _lines(((label, _steps(run)) for label, run in runs.items()), runs)
-    return charts + of_lines("time of a step", steps, "step", "s")
+    return charts + of_lines("step time", steps, "step", "s")
 
 
 def of_machine(runs: Mapping[Label, Sequence[Track]]) -> list[Chart]:
@@ -107,7 +107,7 @@ def of_lines(title: str, lines: Iterable[Line], along: Axis, unit: str) -> list[
 
 
 def name_of(title: str) -> str:
-    """Return the name of a chart with this title, as ``time-of-a-step``."""
+    """Return the name of a chart with this title, as ``step-time``."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "chart"
 
 

@@ -266,7 +266,7 @@ def of_csv(path: Path) -> Report:
         by_rank.setdefault(row.rank, []).append(row)
     charts: list[Chart] = []
     for column, title, unit in (
-        ("Computation_Time", "time of an epoch", "s"),
+        ("Computation_Time", "epoch time", "s"),
         ("GPU_Load", "device load", "%"),
         ("GPU_Used_Mem_MB", "device memory", "MB"),
         ("GPU_Temp_C", "device temperature", "°C"),
@@ -432,7 +432,7 @@ def _ranks(runs: Mapping[str, tuple[Mapping[int, float], str]]) -> Iterator[Rank
         ordered = sorted(times.items(), key=lambda item: -item[1])
         yield Ranks(
             name=f"ranks-{label.lower()}".rstrip("-"),
-            title=f"time of each rank {label}".rstrip(),
+            title=f"time per rank {label}".rstrip(),
             caption=caption,
             unit=unit,
             bars=tuple(Bar(name=f"rank {rank}", value=value) for rank, value in ordered),

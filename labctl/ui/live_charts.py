@@ -24,7 +24,7 @@ ALL = "all"
 """Name of the line that stands for all nodes of a run with many."""
 LARGEST = 8 << 20
 """Bytes of a file that are read at once."""
-STEP_TIME = "time of a step"
+STEP_TIME = "step time"
 MACHINE = "machine"
 """Kind of the charts of nodes' samples."""
 

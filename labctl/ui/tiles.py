@@ -68,7 +68,7 @@ class Tile(Struct, frozen=True, kw_only=True):
     run: str = ""
     run_name: str = ""
     hardware: str = ""
-    """Share of the host that it has, as ``2 CPUs of 16``."""
+    """Share of the host that it has, as ``2 of 16 CPUs``."""
     devices: tuple[DeviceLine, ...] = ()
     values: tuple[str, ...] = ()
     """Samples of the node itself."""
@@ -144,7 +144,7 @@ def _hardware(node: NodeStatus, host: HostDevices | None) -> str:
     share = next((share for share in host.nodes if share.name == node.name), None) if host else None
     if not host or not share or not share.cpus:
         return ""
-    return f"{human.count(len(share.cpus), 'CPU')} of {len(host.cpus)}"
+    return f"{len(share.cpus)} of {human.count(len(host.cpus), 'CPU')}"
 
 
 # --- devices and what they read ------------------------------------------------------------------------------

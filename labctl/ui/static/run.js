@@ -93,7 +93,7 @@
     if (state.seconds_per_step) parts.push(`${duration(state.seconds_per_step)} per ${state.counts}`);
     if (state.seconds_left !== null) parts.push(`${duration(state.seconds_left)} left`);
     const elapsed = state.seconds + (performance.now() - stateCame) / 1000;
-    parts.push(`${duration(elapsed)} of ${duration(state.timeout)} allowed`);
+    parts.push(`${duration(elapsed)} elapsed (limit ${duration(state.timeout)})`);
     byId("progress-text").textContent = parts.join(", ");
   }
 

@@ -60,13 +60,13 @@ def test_a_report_has_the_verdict_the_curves_the_machine_the_ranks_the_log_and_t
         (path / f"ranks/rank-{rank}.log").write_text(f"step 1 step time: 900 ms\nstep 2 step time: {milliseconds} ms\n")
     made = report(tmp_path, FIRST)
     assert "All criteria met on 2 ranks." in made.html
-    assert titles(made) == ["loss", "time of a step", "cpu", "device utilisation", "time of each rank"]
+    assert titles(made) == ["loss", "step time", "cpu", "device utilisation", "time per rank"]
     assert "rank 1 is the slowest: 21.5 % above the median" in made.html
     assert "no value for 1 of 30" in made.html
     assert "<pre>the last line</pre>" in made.html
     assert '<th scope="row">image</th><td>labctl/cpu</td>' in made.html
     assert set(made.pictures) == {
-        "loss.png", "time-of-a-step.png", "cpu.png", "device-utilisation.png", "ranks.png"
+        "loss.png", "step-time.png", "cpu.png", "device-utilisation.png", "ranks.png"
     }  # fmt: skip
     assert all(picture.startswith(b"\x89PNG") for picture in made.pictures.values())
 
@@ -149,7 +149,7 @@ def test_ranks_that_print_steps_but_no_times_are_charted_by_when_they_printed_th
         times += [f"{1000 + when * seconds} {rank}\n" for when in (0, 10, 11, 12, 50)]
     (path / "output.times").write_text("".join(times))
     made = report(tmp_path, FIRST)
-    assert titles(made) == ["time of each rank"]
+    assert titles(made) == ["time per rank"]
     assert "rank 1 is the slowest: 20 % above the median" in made.html
 
 
@@ -540,8 +540,8 @@ def test_a_metrics_csv_is_shown_by_epoch_and_rank(tmp_path: Path) -> None:
     file.write_text("\n".join((HEAD, *ROWS[:2], HEAD, *ROWS[2:], "2024-05-01 10:30:00,0,3,7")))
     made = runs.of_csv(file)
     assert titles(made) == [
-        "time of each rank",
-        "time of an epoch",
+        "time per rank",
+        "epoch time",
         "device load",
         "device memory",
         "device temperature",
@@ -554,14 +554,14 @@ def test_a_run_that_wrote_a_metrics_csv_has_its_ranks_charted(tmp_path: Path) ->
     """Report a run with metrics.csv: its ranks are charted."""
     path = records.write(tmp_path, FIRST)
     (path / "metrics.csv").write_text("\n".join((HEAD, *ROWS)))
-    assert titles(report(tmp_path, FIRST)) == ["time of each rank"]
+    assert titles(report(tmp_path, FIRST)) == ["time per rank"]
 
 
 def test_a_run_that_wrote_a_metrics_csv_of_its_own_kind_has_a_report(tmp_path: Path) -> None:
     """Report a run with a CSV of other columns: it is not charted."""
     path = records.write(tmp_path, FIRST, losses=LOSSES)
     (path / "metrics.csv").write_text("step,loss\n1,8\n")
-    assert titles(report(tmp_path, FIRST)) == ["loss", "time of a step"]
+    assert titles(report(tmp_path, FIRST)) == ["loss", "step time"]
 
 
 def test_a_csv_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -151,4 +151,4 @@ def test_a_run_that_ended_by_a_hang_is_told_on_the_nodes_that_others_waited_for(
 
 def test_a_node_without_devices_has_its_share_of_the_cores() -> None:
     share = NodeShare(name="worker-0", slots=1, cpus=(0, 1), devices=())
-    assert only(now(node(devices=())), devices=report(nodes=(share,))).hardware == "2 CPUs of 16"
+    assert only(now(node(devices=())), devices=report(nodes=(share,))).hardware == "2 of 16 CPUs"
