@@ -58,6 +58,21 @@ def test_a_server_does_nothing_once_all_pages_are_closed(served: Served, open_pa
     assert becomes_quiet(served, 40)
 
 
+@pytest.mark.parametrize("path", ["/", "/cluster"])
+def test_a_page_in_a_tab_behind_opens_its_events_once_it_is_seen(served: Served, open_page: Open, path: str) -> None:
+    """A browser opens few connections to a server, and for those of the cluster the server asks the hosts."""
+    hidden = "window.isHidden = true; Object.defineProperty(document, 'hidden', {get: () => window.isHidden})"
+    page = open_page("about:blank", script=hidden).page
+    streams: list[str] = []
+    page.on("request", lambda request: streams.append(request.url) if "/events" in request.url else None)
+    page.goto(served.root + path)
+    page.wait_for_timeout(1000)
+    assert streams == []
+    page.evaluate("() => { window.isHidden = false; document.dispatchEvent(new Event('visibilitychange')); }")
+    page.wait_for_timeout(500)
+    assert len(streams) == 1
+
+
 def test_ctrl_c_ends_it_at_once_while_pages_are_open(served: Served, browser: Browser) -> None:
     """Their events break off; nothing but the word that it has stopped is printed."""
     with contextlib.closing(browser.new_page()) as page, serving(served.lab) as pages:

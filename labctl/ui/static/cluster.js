@@ -188,8 +188,18 @@
     if (["head", "error", "devices"].some((name) => name in changed)) showTroubles();
   }
 
-  const events = new EventSource(`${root}/cluster/events`);
-  events.addEventListener("parts", (event) => show(JSON.parse(event.data)));
-  events.onerror = () => { byId("updated").textContent = "Not connected. Is `labctl ui` still running?"; };
+  let events = null;
+
+  /* Receive events while somebody sees the page: for one that nobody sees, hosts are not asked. */
+  function connectIfSeen() {
+    events?.close();
+    if (document.hidden) return;
+    events = new EventSource(`${root}/cluster/events`);
+    events.addEventListener("parts", (event) => show(JSON.parse(event.data)));
+    events.onerror = () => { byId("updated").textContent = "Not connected. Is `labctl ui` still running?"; };
+  }
+
+  document.addEventListener("visibilitychange", connectIfSeen);
+  connectIfSeen();
   setInterval(showWaiting, 1000);
 })();

@@ -10,6 +10,7 @@
   const PAUSE = 250; // Milliseconds from the last key to a search.
   const box = byId("log-lines");
   // Offsets of the first line and behind the last line that are shown, and the length of the log.
+  const held = []; // New lines that came while the view changed.
   const view = { begin: 0, end: 0, size: 0, follows: true, busy: false, unseen: 0 };
 
   // --- rows ---
@@ -91,6 +92,7 @@
       showError(error);
     }
     view.busy = false;
+    held.splice(0).forEach(addNew);
     update();
   }
 
@@ -164,18 +166,20 @@
 
   /* Add new lines of a run under way; lines that came before do not come again. */
   function addNew(news) {
+    if (view.busy) return void held.push(news);
+    if (news.end <= view.end) return;
     const rank = byId("log-rank").value;
     const lines = news.lines.filter((line) => line.at >= view.size && (!rank || line.rank === Number(rank)));
     const isFirst = !view.size;
     const before = view.end;
     view.size = news.size;
-    if (!view.follows || view.busy) {
+    if (!view.follows) {
       view.unseen += lines.length + news.skipped;
       update();
       return;
     }
     if (isFirst) view.begin = news.begin;
-    else if (news.skipped) box.append(newGap(news.skipped, before));
+    else if (news.skipped && news.begin > before) box.append(newGap(news.skipped, before));
     append(lines, news.end);
     view.size = news.end;
     follow();

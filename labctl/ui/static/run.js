@@ -127,6 +127,12 @@
     source.addEventListener("error", showLostConnection);
   }
 
+  /* Receive events while somebody sees the page. */
+  function connectIfSeen() {
+    source?.close();
+    if (!document.hidden) connect();
+  }
+
   /* Show the page of the run that has ended. */
   function showResult() {
     source.close();
@@ -147,8 +153,8 @@
     byId("stacks").addEventListener("click", showStacks);
     setInterval(() => state && !document.hidden && showTime(), 1000);
     // A browser opens few connections to a server: hidden pages leave theirs to others.
-    document.addEventListener("visibilitychange", () => (document.hidden ? source.close() : connect()));
-    connect();
+    document.addEventListener("visibilitychange", connectIfSeen);
+    connectIfSeen();
   }
 
   confirmed("note", "noting", saveNote);
