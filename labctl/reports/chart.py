@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from labctl.reports.curves import STYLES, Chart
+from labctl.reports.curves import STYLES, Chart, Line
 from labctl.system import human
 
 if TYPE_CHECKING:
@@ -86,15 +86,7 @@ def curves(chart: Chart) -> Drawing:
     with _style(alt):
         figure, axes = _figure(_CURVE + (_ROW * math.ceil(len(lines) / 2) if len(lines) > 1 else 0))
         for line in lines:
-            color, (_, dashes, mark) = STYLES[line.color][0], STYLES[line.dash]
-            x, middle, low, high = _thinned(line.points)
-            often = max(1, len(x) // 6)
-            axes.plot(
-                x, middle, label=_short(line.name), color=color, dashes=dashes or (None, None), linewidth=1.5,
-                marker=mark, markersize=4, markevery=often,
-            )  # fmt: skip
-            if low is not None:
-                axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+            _plot(axes, line)
         _axes(axes)
         axes.set_xlabel(chart.along, color=_INK)
         axes.set_ylabel(f"{chart.title} ({chart.unit})" if chart.unit else chart.title, color=_INK)
@@ -104,6 +96,19 @@ def curves(chart: Chart) -> Drawing:
         if len(lines) > 1:
             figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=_INK, handlelength=3.5)
         return Drawing(figure, alt)
+
+
+def _plot(axes: Any, line: Line) -> None:
+    """Draw a line with its color, dashes and marks, and its band if it has one."""
+    color, (_, dashes, mark) = STYLES[line.color][0], STYLES[line.dash]
+    x, middle, low, high = _thinned(line.points)
+    often = max(1, len(x) // 6)
+    axes.plot(
+        x, middle, label=_short(line.name), color=color, dashes=dashes or (None, None), linewidth=1.5,
+        marker=mark, markersize=4, markevery=often,
+    )  # fmt: skip
+    if low is not None:
+        axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
 def _thinned(points: Sequence[tuple[float, float | None]]) -> tuple[Any, Any, Any, Any]:

@@ -58,6 +58,13 @@ FILES = {
     store.RESULT: "result.json",
 }
 """Files and folders of a record that the page links, with their name on it."""
+EPOCH_COLUMNS = (
+    ("Computation_Time", "epoch time", "s"),
+    ("GPU_Load", "device load", "%"),
+    ("GPU_Used_Mem_MB", "device memory", "MB"),
+    ("GPU_Temp_C", "device temperature", "°C"),
+)
+"""Columns of a metrics.csv that are drawn, with title and unit."""
 # Step times in the output of a rank, as ``step time: 182 ms``.
 STEP_TIME = re.compile(r"(?:step[ _-]?time|time per step)[ =:]+(\d+(?:\.\d+)?) ?(ms|s)?\b", re.IGNORECASE)
 
@@ -264,30 +271,30 @@ def of_csv(path: Path) -> Report:
     by_rank: dict[int, list[samples.EpochRow]] = {}
     for row in samples.epochs(path):
         by_rank.setdefault(row.rank, []).append(row)
-    charts: list[Chart] = []
-    for column, title, unit in (
-        ("Computation_Time", "epoch time", "s"),
-        ("GPU_Load", "device load", "%"),
-        ("GPU_Used_Mem_MB", "device memory", "MB"),
-        ("GPU_Temp_C", "device temperature", "°C"),
-    ):
-        lines = [
-            Line(name=f"rank {rank}", points=_column(rows, column), color=place % curves.MOST, dash=place % curves.MOST)
-            for place, (rank, rows) in enumerate(by_rank.items())
-        ]
-        charts += curves.of_lines(title, lines, "epoch", unit)
+    charts = list(chain.from_iterable(_epoch_chart(by_rank, *column) for column in EPOCH_COLUMNS))
     times = {rank: _seconds(rows) for rank, rows in by_rank.items()}
     content = {
         "file": path.name,
         "curves": charts,
         "ranks": list(_ranks({"": (_means(times), "s/epoch")})),
-        "rows": [
-            (rank, rows[-1].name, len(rows), mean(times[rank]) if times[rank] else None)
-            for rank, rows in by_rank.items()
-        ],
+        "rows": [(rank, rows[-1].name, len(rows), _mean(times[rank])) for rank, rows in by_rank.items()],
         **_looks(charts),
     }
     return _written("metrics.html.j2", content)
+
+
+def _epoch_chart(by_rank: Mapping[int, Sequence[samples.EpochRow]], column: str, title: str, unit: str) -> list[Chart]:
+    """Return the chart of a column of a metrics.csv, with a line per rank; none without values."""
+    lines = [
+        Line(name=f"rank {rank}", points=_column(rows, column), color=place % curves.MOST, dash=place % curves.MOST)
+        for place, (rank, rows) in enumerate(by_rank.items())
+    ]
+    return curves.of_lines(title, lines, "epoch", unit)
+
+
+def _mean(times: Sequence[float]) -> float | None:
+    """Return the mean of times; None if there are none."""
+    return mean(times) if times else None
 
 
 def _column(rows: Iterable[samples.EpochRow], name: str) -> Points:

@@ -72,26 +72,33 @@ def routes(site: Site) -> list[BaseRoute]:
     """Return the addresses of the cluster's page."""
     from starlette.routing import Route
 
-    monitor = Monitor(site.context)
-
-    def page(_: Request) -> Response:
-        """Return the page; its script fills it."""
-        return site.page("cluster.html.j2", here="/cluster", refused=refusal(site.context))
-
-    async def events(request: Request) -> Response:
-        """Stream the parts of the page that change."""
-        return stream(monitor.page, request, monitor.look_if_due)
-
-    def examine(request: Request) -> Response:
-        """Start doctor or health, whose result comes by the events."""
-        monitor.examine(request.path_params["name"])
-        return as_json({}, 202)
-
+    pages = ClusterPages(site)
     return [
-        Route("/cluster", page),
-        Route("/cluster/events", events),
-        Route("/cluster/{name:str}", examine, methods=["POST"]),
+        Route("/cluster", pages.page),
+        Route("/cluster/events", pages.events),
+        Route("/cluster/{name:str}", pages.examine, methods=["POST"]),
     ]
+
+
+class ClusterPages:
+    """Answers to requests for the cluster's page."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._monitor = Monitor(site.context)
+
+    def page(self, _: Request) -> Response:
+        """Return the page; its script fills it."""
+        return self._site.page("cluster.html.j2", here="/cluster", refused=refusal(self._site.context))
+
+    async def events(self, request: Request) -> Response:
+        """Stream the parts of the page that change."""
+        return stream(self._monitor.page, request, self._monitor.look_if_due)
+
+    def examine(self, request: Request) -> Response:
+        """Start doctor or health, whose result comes by the events."""
+        self._monitor.examine(request.path_params["name"])
+        return as_json({}, 202)
 
 
 def refusal(context: Context) -> str:

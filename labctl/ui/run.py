@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -38,57 +40,68 @@ class NoteText(Struct, frozen=True):
 
 def routes(site: Site) -> list[BaseRoute]:
     """Return the addresses of a run."""
-    from starlette.responses import RedirectResponse, StreamingResponse
     from starlette.routing import Route
 
-    watchers = Watchers(site.context)
+    pages = RunPages(site)
+    return [
+        Route("/run/{run}", pages.page),
+        Route("/run/{run}/events", pages.events),
+        Route("/run/{run}/log", pages.log),
+        Route("/run/{run}/stop", pages.stop, methods=["POST"]),
+        Route("/run/{run}/stacks", pages.stacks, methods=["POST"]),
+        Route("/run/{run}/note", pages.note, methods=["POST"]),
+        *files.routes(site),
+    ]
 
-    def page(request: Request) -> Response:
+
+class RunPages:
+    """Answers to requests for a run. ConfigError if there is none of the name in the address."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._watchers = Watchers(site.context)
+
+    def page(self, request: Request) -> Response:
         """Return the page; redirect from another name of the run, such as ``latest``."""
-        run_id = run_id_of(request)
+        from starlette.responses import RedirectResponse
+
+        run_id = self._run_id(request)
         if run_id != request.path_params["run"]:
-            return RedirectResponse(f"{site.root}/run/{quote(run_id)}")
-        return site.page("run.html.j2", **content(site, run_id))
+            return RedirectResponse(f"{self._site.root}/run/{quote(run_id)}")
+        return self._site.page("run.html.j2", **content(self._site, run_id))
 
-    async def follow(request: Request) -> Response:
+    async def events(self, request: Request) -> Response:
         """Stream the events of a run under way that the page has not received."""
-        run_id = run_id_of(request)
-        store.load_job(site.directory, run_id)
+        from starlette.responses import StreamingResponse
+
+        run_id = self._run_id(request)
+        store.load_job(self._site.directory, run_id)
         place = request.headers.get("last-event-id") or request.query_params.get("place", "")
-        return StreamingResponse(events.stream(watchers, run_id, place), media_type="text/event-stream")
+        return StreamingResponse(events.stream(self._watchers, run_id, place), media_type="text/event-stream")
 
-    def lines(request: Request) -> Response:
+    def log(self, request: Request) -> Response:
         """Return a window of the log, or the lines with a text."""
-        return as_json(log_lines(watchers, run_id_of(request), request.query_params))
+        folder = self._watchers.folder(self._run_id(request))
+        return as_json(log_lines(folder, request.query_params))
 
-    def stop(request: Request) -> Response:
+    def stop(self, request: Request) -> Response:
         """Stop the run; answer when it has ended."""
-        return as_json({"verdict": flows.stop(site.context, run_id_of(request), GRACE).verdict})
+        return as_json({"verdict": flows.stop(self._site.context, self._run_id(request), GRACE).verdict})
 
-    def stacks(request: Request) -> Response:
+    def stacks(self, request: Request) -> Response:
         """Return what the ranks are waiting for."""
-        return as_json(flows.stacks(site.context, run_id_of(request)))
+        return as_json(flows.stacks(self._site.context, self._run_id(request)))
 
-    async def note(request: Request) -> Response:
+    async def note(self, request: Request) -> Response:
         """Keep a note on the run."""
         from anyio.to_thread import run_sync
 
         text = note_text(await request.body())
-        return as_json(await run_sync(flows.note, site.context, run_id_of(request), text))
+        return as_json(await run_sync(flows.note, self._site.context, self._run_id(request), text))
 
-    def run_id_of(request: Request) -> str:
-        """Return the id of the run that an address names. ConfigError if there is none."""
-        return store.find(site.directory, request.path_params["run"])
-
-    return [
-        Route("/run/{run}", page),
-        Route("/run/{run}/events", follow),
-        Route("/run/{run}/log", lines),
-        Route("/run/{run}/stop", stop, methods=["POST"]),
-        Route("/run/{run}/stacks", stacks, methods=["POST"]),
-        Route("/run/{run}/note", note, methods=["POST"]),
-        *files.routes(site),
-    ]
+    def _run_id(self, request: Request) -> str:
+        """Return the id of the run that an address names."""
+        return store.find(self._site.directory, request.path_params["run"])
 
 
 def content(site: Site, run_id: str) -> dict[str, Any]:
@@ -136,12 +149,12 @@ def note_text(body: bytes) -> str:
         raise ConfigError(f"cannot read the note: {error}", hint='send {"text": "..."}') from error
 
 
-def log_lines(watchers: Watchers, run_id: str, query: Any) -> log.Window | log.Matches:
+def log_lines(folder: Path, query: Mapping[str, str]) -> log.Window | log.Matches:
     """Return the lines of a log that a page asks for: ``search``, ``begin`` and ``after``, or ``end`` and ``before``.
 
     ConfigError for a number that is none.
     """
-    folder, rank = watchers.folder(run_id), _number(query, "rank")
+    rank = _number(query, "rank")
     if text := query.get("search"):
         return log.search(folder, text, rank)
     begin = _number(query, "begin")
@@ -150,13 +163,13 @@ def log_lines(watchers: Watchers, run_id: str, query: Any) -> log.Window | log.M
     return log.before(folder, _number(query, "end"), _count(query, "before"), rank)
 
 
-def _count(query: Any, name: str) -> int:
+def _count(query: Mapping[str, str], name: str) -> int:
     """Return a number of lines, from 1 to MOST_LINES."""
     number = _number(query, name)
     return max(1, min(LINES if number is None else number, log.MOST_LINES))
 
 
-def _number(query: Any, name: str) -> int | None:
+def _number(query: Mapping[str, str], name: str) -> int | None:
     """Return a parameter as a number; None without it. ConfigError if it is none."""
     text = query.get(name)
     if not text:

@@ -34,33 +34,43 @@ class Matching(Struct, frozen=True):
 
 def routes(site: Site) -> list[BaseRoute]:
     """Return the addresses of the list of runs."""
-    from starlette.background import BackgroundTask
-    from starlette.responses import StreamingResponse
     from starlette.routing import Route
 
-    listing = Listing(site)
+    pages = ListPages(site)
+    return [Route("/", pages.page), Route("/runs.json", pages.rows), Route("/events", pages.events)]
 
-    def page(_: Request) -> Response:
+
+class ListPages:
+    """Answers to requests for the list of runs."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._listing = Listing(site)
+
+    def page(self, _: Request) -> Response:
         """Return the page."""
-        return site.page("list.html.j2", here="/")
+        return self._site.page("list.html.j2", here="/")
 
-    def rows(request: Request) -> Response:
+    def rows(self, request: Request) -> Response:
         """Return the rows of the latest ``limit`` runs, or of all; for settings the ids of the runs with them."""
+        from starlette.background import BackgroundTask
+
+        index = self._listing.index
         if terms := request.query_params.getlist("setting"):
-            return as_json(Matching(listing.index.matching(terms)))
+            return as_json(Matching(index.matching(terms)))
         limit = whole(request.query_params.get("limit"))
-        answer = as_json(listing.index.latest(limit))
+        answer = as_json(index.latest(limit))
         if limit is None:
             # The first filter by a setting finds them in memory.
-            answer.background = BackgroundTask(listing.index.read_parameters)
+            answer.background = BackgroundTask(index.read_parameters)
         return answer
 
-    async def events(request: Request) -> Response:
+    async def events(self, request: Request) -> Response:
         """Stream the rows that change, those since the last event or the rows of the page first."""
-        last = request.headers.get("last-event-id") or request.query_params.get("since")
-        return StreamingResponse(changes(listing, whole(last) or 0), media_type="text/event-stream")
+        from starlette.responses import StreamingResponse
 
-    return [Route("/", page), Route("/runs.json", rows), Route("/events", events)]
+        last = request.headers.get("last-event-id") or request.query_params.get("since")
+        return StreamingResponse(changes(self._listing, whole(last) or 0), media_type="text/event-stream")
 
 
 class Listing:

@@ -6,6 +6,8 @@ import logging
 import secrets
 import signal
 import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from labctl.config.context import Context
 from labctl.errors import HostError
@@ -13,12 +15,29 @@ from labctl.runs.opening import named_settings
 from labctl.ui import app
 from labctl.ui.site import Site
 
+if TYPE_CHECKING:
+    from uvicorn import Config, Server
+
 LOOPBACK = "127.0.0.1"
 PORTS = range(8765, 8865)
 """Ports of which the first free one is taken if none is named."""
 TOKEN_BYTES = 24
-CLOSING = 1
-"""Seconds in which requests may end."""
+OPTIONS: Mapping[str, Any] = {
+    # Not what else may be installed: one parser of requests, and no WebSockets.
+    "http": "h11",
+    "ws": "none",
+    "lifespan": "off",
+    "proxy_headers": False,
+    "log_config": None,
+    # Warnings are of what others send.
+    "log_level": "error",
+    "access_log": False,
+    "date_header": False,
+    "server_header": False,
+    # Seconds in which requests may end.
+    "timeout_graceful_shutdown": 1,
+}
+"""Options of uvicorn."""
 
 
 def new_site(context: Context) -> Site:
@@ -28,43 +47,41 @@ def new_site(context: Context) -> Site:
 
 def serve(site: Site, listener: socket.socket) -> None:
     """Serve pages on a socket until Ctrl-C, SIGTERM or the end of the terminal, and raise KeyboardInterrupt."""
-    import anyio
     import uvicorn
 
-    class Server(uvicorn.Server):
-        """A server that does nothing while nobody asks: uvicorn's own wakes up ten times a second."""
+    _server(uvicorn.Config(app.application(site), **OPTIONS)).run([listener])
+
+
+def _server(config: Config) -> Server:
+    """Return a server that does nothing while nobody asks: uvicorn's own wakes up ten times a second."""
+    import uvicorn
+
+    class IdleServer(uvicorn.Server):
+        """A server whose main loop waits for a signal."""
 
         async def main_loop(self) -> None:
             """Wait for a signal to end; hang up on pages then, whose events never end."""
-            with anyio.open_signal_receiver(*ends) as signals:
-                async for _ in signals:
-                    # By any other the process would end at once, and leave its files in /tmp.
-                    self.handle_exit(signal.SIGINT, None)
-                    break
+            await _ending_signal()
+            # By any other the process would end at once, and leave its files in /tmp.
+            self.handle_exit(signal.SIGINT, None)
             # Requests that break off now are no errors.
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             for connection in list(self.server_state.connections):
                 connection.transport.close()
 
+    return IdleServer(config)
+
+
+async def _ending_signal() -> None:
+    """Wait for Ctrl-C, SIGTERM, or the end of the terminal unless that is ignored, as by nohup."""
+    import anyio
+
     ends = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         ends.append(signal.SIGHUP)
-    config = uvicorn.Config(
-        app.application(site),
-        # Not what else may be installed: one parser of requests, and no WebSockets.
-        http="h11",
-        ws="none",
-        lifespan="off",
-        proxy_headers=False,
-        log_config=None,
-        # Warnings are of what others send.
-        log_level="error",
-        access_log=False,
-        date_header=False,
-        server_header=False,
-        timeout_graceful_shutdown=CLOSING,
-    )
-    Server(config).run([listener])
+    with anyio.open_signal_receiver(*ends) as signals:
+        async for _ in signals:
+            return
 
 
 def listen(port: int | None) -> socket.socket:

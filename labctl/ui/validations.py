@@ -38,26 +38,35 @@ def routes(site: Site) -> list[BaseRoute]:
     """Return the addresses of validations and of reports."""
     from starlette.routing import Route
 
-    def listing(_: Request) -> Response:
+    pages = ValidationPages(site)
+    return [
+        Route("/cluster/validations.json", pages.listing),
+        Route("/cluster/reports/{path:path}", pages.report),
+        Route("/cluster/runs/{path:path}", pages.run),
+    ]
+
+
+class ValidationPages:
+    """Answers to requests for validations and their reports."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def listing(self, _: Request) -> Response:
         """Return the latest validations, and the baseline."""
-        return as_json({"validations": validations(site.directory), "baseline": baseline_row(site.directory)})
+        lab = self._site.directory
+        return as_json({"validations": validations(lab), "baseline": baseline_row(lab)})
 
-    def file(request: Request) -> Response:
+    def report(self, request: Request) -> Response:
         """Return a file of a report, or the list of a folder."""
-        return _report_file(site, request.path_params["path"])
+        return _report_file(self._site, request.path_params["path"])
 
-    def run(request: Request) -> Response:
+    def run(self, request: Request) -> Response:
         """Redirect a link of a report to the files of a run."""
         from starlette.responses import RedirectResponse
 
         name, _, path = request.path_params["path"].partition("/")
-        return RedirectResponse(f"{site.root}/run/{quote(name)}/files/{quote(path)}")
-
-    return [
-        Route("/cluster/validations.json", listing),
-        Route("/cluster/reports/{path:path}", file),
-        Route("/cluster/runs/{path:path}", run),
-    ]
+        return RedirectResponse(f"{self._site.root}/run/{quote(name)}/files/{quote(path)}")
 
 
 def validations(lab: Path) -> list[dict[str, object]]:

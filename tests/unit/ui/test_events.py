@@ -312,7 +312,7 @@ def test_steps_that_begin_again_are_timed_again(tmp_path: Path) -> None:
     with (tmp_path / store.METRICS).open("a") as file:
         file.writelines(line % step for step in steps[2:])
     metrics.read(tmp_path, end, batches[1])
-    times = [[new.points for new in batch.points() if new.chart == "time-of-a-step"] for batch in batches]
+    times = [[new.points for new in batch.points() if new.chart == "step-time"] for batch in batches]
     assert times == [[[(2, 1)]], [[(2, 3)]]]
 
 

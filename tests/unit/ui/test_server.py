@@ -42,8 +42,8 @@ def test_a_signal_ends_the_server_as_an_exception_so_that_its_files_are_removed(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / ".env").write_text("LAB_NAME=demo\n")
-    site = server.site_of(Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={}))
-    with server.listening(None) as listener:
+    site = server.new_site(Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={}))
+    with server.listen(None) as listener:
 
         def end() -> None:
             """Send the signal once the server answers: before, its default would end the tests."""
