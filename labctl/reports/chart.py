@@ -102,13 +102,21 @@ def _plot(axes: Any, line: Line) -> None:
     """Draw a line with its color, dashes and marks, and its band if it has one."""
     color, (_, dashes, mark) = STYLES[line.color][0], STYLES[line.dash]
     x, middle, low, high = _thinned(line.points)
-    often = max(1, len(x) // 6)
     axes.plot(
         x, middle, label=_short(line.name), color=color, dashes=dashes or (None, None), linewidth=1.5,
-        marker=mark, markersize=4, markevery=often,
+        marker=mark, markersize=4, markevery=_marked(middle),
     )  # fmt: skip
     if low is not None:
         axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def _marked(y: Any) -> list[int]:
+    """Return the indices of a line's marks: each sixth of it, and points between gaps, which no line shows."""
+    import numpy as np
+
+    gap = np.isnan([math.nan, *y, math.nan])
+    alone = ~gap[1:-1] & gap[:-2] & gap[2:]
+    return sorted({*range(0, len(y), max(1, len(y) // 6)), *np.flatnonzero(alone).tolist()})
 
 
 def _thinned(points: Sequence[tuple[float, float | None]]) -> tuple[Any, Any, Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,17 @@ def test_a_run_is_watched_from_the_list_to_its_end(served: Served, open_page: Op
         page.get_by_role("heading", level=1).get_by_text("PASS").wait_for(timeout=30_000)
     window.until(f"({POINTS})('loss') === 120")
     assert "All criteria met" in page.locator("header").first.inner_text()
+
+
+def test_a_point_between_gaps_is_drawn(served: Served, open_page: Open) -> None:
+    """Of a loss that was not a number before and after, no line is drawn: its points are."""
+    run_id, losses = "20260104-000000-vit-dddddd", (8.0, 7.0, None, 5.0, None, 3.0)
+    path = records.write(served.lab.path, run_id, losses=losses)
+    window = open_page("about:blank", script=PLOTS)
+    window.page.goto(f"{served.root}/run/{run_id}")
+    window.until(f"({POINTS})('loss') === 4")
+    assert window.page.evaluate("plots[0].series[1].points.filter(plots[0], 1, false, null)") == [3, 5]
+    shutil.rmtree(path)
 
 
 def test_the_list_is_sorted_by_the_heads_of_its_columns(served: Served, open_page: Open) -> None:

@@ -198,9 +198,18 @@
   function series({ line, kind }) {
     const bounds = kind === "low" || kind === "high";
     return {
-      stroke: () => (bounds ? "transparent" : css(`--line-${line.color}`)), show: line.shown, points: { show: false },
+      stroke: () => (bounds ? "transparent" : css(`--line-${line.color}`)), show: line.shown,
+      points: { show: false, size: 5, filter: (plot, at) => (kind === "main" ? alone(plot.data[at]) : null) },
       width: kind === "main" ? WIDTH : 1, alpha: kind === "raw" ? 0.35 : 1, dash: kind === "main" ? dashes(line) : [],
     };
+  }
+
+  /* Return the indices of points between gaps, of which no line would be drawn; undefined is the x of another line. */
+  function alone(ys) {
+    const own = [...ys.keys()].filter((at) => ys[at] !== undefined);
+    return own.filter((at, place) => {
+      return ys[at] !== null && [own[place - 1], own[place + 1]].every((next) => next === undefined || ys[next] === null);
+    });
   }
 
   /* Return the bands between the lowest and the highest values. */

@@ -16,6 +16,7 @@
   /* Format with some significant digits, larger numbers as integers. */
   function number(value, digits = 4) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "no value";
+    if (Math.abs(value) >= 1e15) return Number(value.toPrecision(digits)).toExponential();
     if (Math.abs(value) >= 10 ** (digits - 1)) return value.toLocaleString("en-US", { maximumFractionDigits: 0 });
     const rounded = Number(value.toPrecision(digits));
     if (rounded === 0 || Math.abs(rounded) >= 1e-4) return String(rounded);

@@ -19,7 +19,7 @@ from labctl.errors import ConfigError
 from labctl.model import Metric, Reduce, Result
 from labctl.records import note, store
 from labctl.records.metrics import Sample
-from labctl.reports import curves, page, runs, samples
+from labctl.reports import chart, curves, page, runs, samples
 from labctl.reports.runs import Report
 from labctl.runs import compare
 from labctl.ui import site
@@ -335,6 +335,13 @@ def test_a_spike_and_a_gap_stay_in_a_thinned_line() -> None:
     assert {(31_415.0, 9.0), (62_831.0, -9.0)} < set(points)
     assert len(points) <= 2 * curves.PARTS
     assert [value for step, value in points if 50_200 <= step < 50_400] == [None]
+
+
+def test_points_between_gaps_are_marked() -> None:
+    """Draw a line of which every second point has no value: a mark for each of the others."""
+    points = [(float(step), 5.0 if step % 2 else None) for step in range(20)]
+    (drawn,) = curves.of_lines("loss", [curves.Line(name="", points=points)], "step", "")
+    assert chart.curves(drawn).svg().count("<use ") == 10
 
 
 def test_a_line_that_stands_for_several_has_the_range_of_their_values() -> None:
