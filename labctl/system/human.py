@@ -6,17 +6,18 @@ import math
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 
+HUGE = 1e15
 SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 
 def number(value: float | None, digits: int = 4, sign: str = "") -> str:
     """Format with ``digits`` significant digits, larger numbers as integers; ``no value`` for None, nan, infinity.
 
-    ``sign``: ``+`` also marks positive numbers.
+    Integers from HUGE on have an exponent. ``sign``: ``+`` also marks positive numbers.
     """
     if value is None or not math.isfinite(value):
         return "no value"
-    form = ",.0f" if abs(value) >= 10 ** (digits - 1) else f".{digits}g"
+    form = ",.0f" if 10 ** (digits - 1) <= abs(value) < HUGE else f".{digits}g"
     return f"{value:{sign}{form}}"
 
 
