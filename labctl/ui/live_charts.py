@@ -37,6 +37,8 @@ class SampleTable:
         self.node, self.file = node, file
         self._count = 0
         self.head = ""
+        self.problem = ""
+        """Why the node does not answer; empty if it did."""
         self._last = deque[str](maxlen=samples.RECENT)
 
     @property

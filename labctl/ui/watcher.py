@@ -7,6 +7,7 @@ same code that records runs, so that both have the same files with the same byte
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,8 @@ MOST_READ = 1000
 """Lines that are read for the progress at once, at most."""
 LEAVING = 3
 """Seconds for the end of a run's follower."""
+SILENT = re.compile(r"labctl: silent for [^:]+: (.+)")
+"""Line that the run's supervisor prints once its ranks are silent."""
 
 
 class NobodyWatches(Exception):
@@ -58,6 +61,8 @@ class State(Struct, frozen=True, kw_only=True):
     straggler: str
     """Sentence on the node that the others wait for."""
     nodes: Sequence[NodeSamples]
+    hang: str = ""
+    """Sentence on what its ranks wait for, as long as they print nothing."""
     problem: str = ""
 
 
@@ -77,6 +82,7 @@ class Watcher:
         self._follower: Future[None] | None = None
         self._over = threading.Event()
         self._problem = ""
+        self._hang = ""
         self._waits = False
         self._tracker = tracker_of(self.job.workload)
         self._read: int | None = None
@@ -104,6 +110,7 @@ class Watcher:
             if new := log.new_lines(self.folder, self._read, MOST_READ):
                 self._read = new.end
                 self._tracker.read(map(_printed, new.lines))
+                self._hang = hang_of(new.lines, self._hang)
             progress = self._tracker.progress()
         shares = {table.node: samples.shares(table.last) for table in self.tables}
         late = straggler.straggler(shares, progress.seconds_per_step)
@@ -114,7 +121,8 @@ class Watcher:
             progress=progress,
             straggler=straggler.sentence(late) if late else "",
             nodes=[samples.parse(table.node, table.last) for table in self.tables],
-            problem=self._problem,
+            hang=self._hang,
+            problem=self._problem or next((table.problem for table in self.tables if table.problem), ""),
         )
 
     # --- in the background ---
@@ -182,9 +190,25 @@ class Watcher:
 
 def _ask(backend: Backend, run: Run, table: SampleTable) -> None:
     """Add the samples of a node that are new; one that does not answer is asked again later."""
+    try:
+        printed = backend.exec(run, table.node, table.rest(run.job), limit=samples.LIMIT).out
+    except LabError as error:
+        table.problem = f"no samples of {table.node}: {error.message}"
+        return
+    table.problem = ""
     # The last page may leave meanwhile, and the folder with it.
-    with suppress(LabError, FileNotFoundError):
-        table.add(backend.exec(run, table.node, table.rest(run.job), limit=samples.LIMIT).out)
+    with suppress(FileNotFoundError):
+        table.add(printed)
+
+
+def hang_of(lines: Sequence[LogLine], before: str) -> str:
+    """Return the sentence of a hang that lines tell, or ``before``; empty once a rank prints again."""
+    for line in lines:
+        if match := SILENT.match(line.text):
+            before = match[1]
+        elif not line.text.startswith("labctl: "):
+            before = ""
+    return before
 
 
 def _printed(line: LogLine) -> Line:

@@ -75,7 +75,7 @@
     bar.hidden = !state.steps;
     if (state.steps) Object.assign(bar, { max: state.steps, value: state.step });
     byId("figures").replaceChildren(...Object.entries(state.metrics).map(newMetric));
-    byId("late").textContent = state.straggler;
+    byId("late").textContent = state.hang || state.straggler;
     byId("connection").textContent = state.problem;
     showTime();
   }

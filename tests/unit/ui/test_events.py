@@ -13,6 +13,7 @@ import anyio
 import pytest
 from support.builders import job
 from support.harness import wait_until
+from support.made_up_backend import MadeUpBackend
 
 from labctl import flows
 from labctl.config.context import Context
@@ -20,7 +21,9 @@ from labctl.config.settings import BACKENDS
 from labctl.errors import HostError
 from labctl.jobs.request import RunOptions
 from labctl.records import store
+from labctl.records.active import Run
 from labctl.system import filelock
+from labctl.system.process import CompletedProcess
 from labctl.ui import events, watcher
 from labctl.ui.events import Reader
 from labctl.ui.live_charts import LiveCharts, MetricsReader, NewPoints
@@ -227,6 +230,46 @@ def test_pages_of_a_run_share_one_follower_that_ends_with_the_last(context: Cont
 def working() -> list[str]:
     """Return the names of the threads in which a watch works."""
     return [thread.name for thread in threading.enumerate() if "fulfil" in thread.name]
+
+
+def test_a_node_that_does_not_answer_is_named_until_it_does(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state says which node has no samples and why, while the others have theirs."""
+    run_id, asked = detached(context), MadeUpBackend.exec
+
+    def silent(self: MadeUpBackend, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:
+        """Answer for all nodes but worker-1."""
+        if node == "worker-1":
+            raise HostError("h2: timed out after 20 s")
+        return asked(self, run, node, argv, limit=limit)
+
+    monkeypatch.setattr(MadeUpBackend, "exec", silent)
+    with Watchers(context).watching(run_id) as watched:
+        told = "no samples of worker-1: h2: timed out after 20 s"
+        wait_until(lambda: watched.state().problem == told, LIMIT, "it is told")
+        wait_until(lambda: watched.state().nodes[0].values, LIMIT, "worker-0 has samples")
+        monkeypatch.setattr(MadeUpBackend, "exec", asked)
+        wait_until(lambda: not watched.state().problem, LIMIT, "it answers again")
+
+
+def test_a_page_tells_what_silent_ranks_wait_for_until_one_prints(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence is that of the last line on silence; lines of labctl leave it, a line of a rank ends it."""
+    run_id = detached(context)
+    monkeypatch.setattr(Watcher, "_look", lambda *_: None)
+    with Watchers(context).watching(run_id) as watched:
+
+        def after(*lines: str) -> str:
+            """Return the hang that the page tells after further lines."""
+            with (watched.folder / "output.log").open("a") as log:
+                log.writelines(f"{line}\n" for line in lines)
+            return watched.state().hang
+
+        assert after("worker-0: step 1/9 loss 9") == ""
+        waits = "rank 1 (worker-1) has not joined all_reduce #6 (train.py:13), where rank 0 has waited for 12 s"
+        assert after(f"labctl: silent for 12 s: {waits}", "labctl:   rank 1 is at train.py:12") == waits
+        assert after("labctl: silent for 2 min 4 s: no rank waits") == "no rank waits"
+        assert after("worker-1: step 2/9 loss 8") == ""
 
 
 def test_a_flood_of_lines_reaches_a_page_in_part(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
