@@ -26,6 +26,10 @@ from labctl.errors import ConfigError, HostError
 from labctl.jobs.request import RunOptions, choose_workload
 from labctl.model import Cache, Result
 from labctl.runs.fitting import Hardware
+from labctl.runs.labs import LabNow
+from labctl.ui.events import Reader
+from labctl.ui.tiles import Known, tiles
+from labctl.ui.watch import Watches
 
 DOCKER = pytest.param("Docker here", marks=pytest.mark.docker)
 SSH = pytest.param("Docker over ssh", marks=[pytest.mark.docker, pytest.mark.xdist_group("shared_rack")])
@@ -380,6 +384,27 @@ def test_a_run_that_is_under_way_is_looked_at(ready: Context) -> None:
     flows.stop(ready, run_id, 1)
     with pytest.raises(HostError, match="no run is under way"):
         flows.top(ready)
+
+
+@on("site", FOLLOWED, indirect=True)
+def test_the_pages_show_a_run_that_is_under_way(ready: Context) -> None:
+    """The cluster's tiles have the run on both workers; its page is followed to the end that `stop` makes."""
+    run_id = flows.launch(ready, "stubborn", RunOptions()).run_id
+    now = wait_until(lambda: busy(flows.look(ready)), 120, "both workers have the run")
+    shown = [(tile.node, tile.run) for tile in tiles(now, Known())]
+    assert shown == [("launcher", ""), ("worker-0", run_id), ("worker-1", run_id)]
+    with Watches(ready).watching(run_id) as watch:
+        page = Reader(watch, "")
+        wait_until(lambda: "rank 1 of 2" in page.read(), 120, "its lines come")
+        assert (watch.state().state, watch.state().problem) == ("running", "")
+        assert [node.node for node in watch.state().nodes] == ["worker-0", "worker-1"]
+        flows.stop(ready, run_id, 1)
+        assert "event: ended" in page.read()
+
+
+def busy(now: LabNow) -> LabNow | None:
+    """Return the lab's state if both workers have a run."""
+    return now if [bool(node.run) for node in now.status.nodes] == [False, True, True] else None
 
 
 @on("site", REPLAYED, indirect=True)
