@@ -29,7 +29,7 @@ from labctl.runs.fitting import Hardware
 from labctl.runs.labs import LabNow
 from labctl.ui.events import Reader
 from labctl.ui.tiles import Known, tiles
-from labctl.ui.watch import Watches
+from labctl.ui.watcher import Watchers
 
 DOCKER = pytest.param("Docker here", marks=pytest.mark.docker)
 SSH = pytest.param("Docker over ssh", marks=[pytest.mark.docker, pytest.mark.xdist_group("shared_rack")])
@@ -393,7 +393,7 @@ def test_the_pages_show_a_run_that_is_under_way(ready: Context) -> None:
     now = wait_until(lambda: busy(flows.look(ready)), 120, "both workers have the run")
     shown = [(tile.node, tile.run) for tile in tiles(now, Known())]
     assert shown == [("launcher", ""), ("worker-0", run_id), ("worker-1", run_id)]
-    with Watches(ready).watching(run_id) as watch:
+    with Watchers(ready).watching(run_id) as watch:
         page = Reader(watch, "")
         wait_until(lambda: "rank 1 of 2" in page.read(), 120, "its lines come")
         assert (watch.state().state, watch.state().problem) == ("running", "")
