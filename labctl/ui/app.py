@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from labctl.errors import LabError
 from labctl.ui import batches, cluster, compare, labs, run, runs, validations
 from labctl.ui.guard import Guard
-from labctl.ui.site import STATIC, Site, error_response
+from labctl.ui.site import STATIC, Site, error_response, failure_response
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -28,7 +28,8 @@ def application(site: Site) -> Guard:
     routes = [Route("/static/{name}", static)]
     for module in MODULES:
         routes += module.routes(site)
-    app = Starlette(routes=routes, exception_handlers={LabError: partial(error_response, site)})
+    handlers = {LabError: partial(error_response, site), Exception: partial(failure_response, site)}
+    app = Starlette(routes=routes, exception_handlers=handlers)
     return Guard(app, site.token)
 
 

@@ -37,7 +37,7 @@ PACE = 5.0
 """Seconds between looks at the lab while a page is open."""
 REST = 8
 """Pause after a look, in times that it took: looks over ssh cost the hosts more."""
-LONGEST_PAUSE = 30.0
+LONGEST_PAUSE = 15.0
 DEVICES_AGE = 600.0
 """Seconds after which the hosts' devices are read again."""
 TILE = "tile "

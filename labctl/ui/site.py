@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from labctl.config.context import Context
-from labctl.errors import LabError
+from labctl.errors import ConfigError, LabError
 from labctl.reports import page
 
 if TYPE_CHECKING:
@@ -56,7 +56,18 @@ def as_json(answer: object, status: int = 200) -> Response:
 
 def error_response(site: Site, request: Request, error: LabError) -> Response:
     """Return an error of labctl: as JSON for a script, as a page for a person."""
+    return _problem(site, request, error, 404 if isinstance(error, ConfigError) else 503)
+
+
+def failure_response(site: Site, request: Request, error: Exception) -> Response:
+    """Return a bug of labctl, whose traceback is printed where the server runs."""
+    failure = LabError(f"labctl failed: {error!r}", hint="the terminal of `labctl ui` has the traceback")
+    return _problem(site, request, failure, 500)
+
+
+def _problem(site: Site, request: Request, error: LabError, status: int) -> Response:
+    """Return an error as a page, or as JSON with 409 unless it is a bug."""
     problem: Mapping[str, str] = {"message": error.message, "hint": error.hint}
     if "text/html" in request.headers.get("accept", ""):
-        return site.page("error.html.j2", status=404, **problem)
-    return as_json({"error": problem}, 409)
+        return site.page("error.html.j2", status=status, **problem)
+    return as_json({"error": problem}, 500 if status == 500 else 409)

@@ -8,6 +8,7 @@
   const FEW = 3; // Remarks of a tile that are shown at once.
   const parts = {}; // Last value of each part of the page.
   const tiles = new Map(); // Element of each node's tile.
+  const LATE = 2; // Seconds behind the time of an update after which the page says that it waits.
   let waitingSince = Date.now(); // When the page began to wait for the hosts; 0 once they have answered.
 
   // --- tiles ---
@@ -102,8 +103,11 @@
     byId("head").replaceChildren(`lab ${head.lab}: `, state, outdated);
   }
 
-  /* Show how long the page has waited for the hosts. */
+  /* Show how long the page has waited for the hosts: for the first time, or beyond the time of the next update. */
   function showWaiting() {
+    const { at, pause } = parts.looked ?? {};
+    const late = Date.now() / 1000 - at - pause;
+    if (late > LATE) byId("updated").replaceChildren("Updated ", timeAgo(at), `, contacting hosts for ${Math.floor(late)} s…`);
     if (!waitingSince) return;
     const seconds = Math.floor((Date.now() - waitingSince) / 1000);
     byId("head").textContent = seconds < 1 ? "Contacting hosts…" : `Contacting hosts… ${seconds} s`;
