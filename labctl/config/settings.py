@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import IPv4Address
@@ -493,6 +494,7 @@ def _check_mount(setting: SettingValue, home: str, directory: Path, project: str
             raise setting.error(f"{mount.target} in the containers {reason}", "mount it at /data, say")
 
 
+@functools.lru_cache(maxsize=4096)
 def sounds_secret(key: str) -> bool:
     """Tell if a key's value is secret: a secret setting, or a name such as `--api-key` or ``TOKEN``."""
     setting = _BY_NAME.get(key)

@@ -591,8 +591,22 @@ def workload(path: Path) -> DeclaredWorkload:
 
 def settings(path: Path) -> dict[str, str]:
     """Return the values of a run's recorded settings, as they are shown; none if they are not recorded."""
-    rows = decode(path / "settings.json", list[dict[str, str]]) or []
-    return {row["key"]: row["value"] for row in rows}
+    return settings_in(read_record(path / "settings.json") or b"[]")
+
+
+class _SettingRow(Struct, frozen=True):
+    """A setting in ``settings.json``, as it is shown."""
+
+    key: str
+    value: str
+
+
+def settings_in(content: bytes) -> dict[str, str]:
+    """Return the values in a settings.json; none if it is broken."""
+    try:
+        return {row.key: row.value for row in decoding.decode(content, list[_SettingRow])}
+    except (ValueError, RecursionError):
+        return {}
 
 
 def age(path: Path) -> float:
@@ -753,7 +767,7 @@ def redacted_hang(found: Hang, lab: Lab) -> Hang:
     return replace(found, sentence=redact(found.sentence, lab.hidden), lines=lines)
 
 
-def decode(path: Path, kind: type[T]) -> T | None:
+def decode(path: Path | str, kind: type[T]) -> T | None:
     """Return a record's JSON file as this type; None if it is missing, too large or broken."""
     content = read_record(path)
     try:
@@ -762,11 +776,13 @@ def decode(path: Path, kind: type[T]) -> T | None:
         return None
 
 
-def read_record(path: Path) -> bytes | None:
+def read_record(path: Path | str) -> bytes | None:
     """Return the bytes of a file in a record; None unless it is a readable regular file of at most 16 MiB."""
     try:
         with files.open_regular(path) as stream:
-            content = stream.read(LARGEST_RECORD + 1)
+            # Python takes the memory for as many bytes as it is asked for, which is slow for 16 MiB.
+            size = os.fstat(stream.fileno()).st_size
+            content = stream.read(min(size, LARGEST_RECORD) + 1)
     except OSError:
         return None
     return content if len(content) <= LARGEST_RECORD else None
@@ -893,7 +909,7 @@ def _is_id(name: str) -> bool:
 def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingProxyType({})) -> RunSummary:
     """Return a run's summary: from its result if done, else its state, age and nodes; ``active`` as in ``state``."""
     path, run = directory(lab, run_id), active.get(run_id)
-    result = decode(path / RESULT, Result)
+    result = decode(f"{path}/{RESULT}", Result)
     fields = ("workload", "verdict", "outcome", "cause", "seconds", "started")
     values: dict[str, Any] = {name: getattr(result, name, None) for name in fields}
     values["started"] = values["started"] or began(run_id)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
@@ -207,7 +209,11 @@ def _without_packages(facts: Mapping[str, str]) -> dict[str, str]:
 
 def _settings(path: Path) -> dict[str, str]:
     """Return the recorded settings of a run, without secrets that have no value."""
-    settings = store.settings(path)
+    return _without_unset(store.settings(path))
+
+
+def _without_unset(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return settings without secrets that have no value."""
     return {key: value for key, value in settings.items() if not (value == "unset" and sounds_secret(key))}
 
 
@@ -251,24 +257,44 @@ class _Given(Struct, frozen=True):
     request: dict[str, Any] | None = None
 
 
-def parameters(path: Path) -> dict[str, str]:
-    """Return launcher, number of nodes, options, settings and arguments of a recorded run, without empty ones.
+class Parameters(Struct, frozen=True):
+    """What a person chose for a run, without secrets and empty values: quick to read, unlike facts."""
 
-    Secrets are redacted. Unlike facts they are only what a person chose, and are quick to read.
-    """
-    given = store.decode(path / "job.json", _Given) or _Given()
+    own: Mapping[str, str]
+    """Launcher, number of nodes, options, environment and arguments; they count before settings of the same name."""
+    settings: Mapping[str, str]
+    """The same mapping for all runs with the same settings."""
+
+    def get(self, name: str) -> str | None:
+        """Return a value; None if the run has none of this name."""
+        return self.own.get(name) or self.settings.get(name)
+
+
+def parameters(path: Path) -> Parameters:
+    """Read what a person chose for a recorded run."""
+    given = store.decode(f"{path}/job.json", _Given) or _Given()
     options = (given.request or {}).get("options") or {}
     words = [word for word, _ in redaction.redacted(given.rank_argv)]
     found = {
         "launcher": given.launcher,
         "nodes": str(len(given.nodes)),
         **dict(_flat("", {key: value for key, value in options.items() if not isinstance(value, list)})),
-        **dict(_flat("deepspeed", _document(path / "ds_config.json"))),
-        **_settings(path),
+        **dict(_flat("deepspeed", _document(f"{path}/ds_config.json"))),
         **given.environment,
         **_options(words),
     }
-    return {name: text for name, text in redacted(found).items() if text}
+    return Parameters(_filled(found), _filled_settings(store.read_record(f"{path}/settings.json") or b"[]"))
+
+
+@lru_cache(maxsize=256)
+def _filled_settings(content: bytes) -> Mapping[str, str]:
+    """Return the settings in a settings.json, of which most runs of a lab have the same; empty if it is broken."""
+    return _filled(_without_unset(store.settings_in(content)))
+
+
+def _filled(values: Mapping[str, str]) -> dict[str, str]:
+    """Return values that are not empty, secrets redacted; texts that runs share are kept once."""
+    return {sys.intern(name): sys.intern(text) for name, text in redacted(values).items() if text}
 
 
 def _facts(path: Path, result: Result) -> dict[str, str]:
@@ -324,7 +350,7 @@ def _mapping(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _document(path: Path) -> Any:
+def _document(path: Path | str) -> Any:
     """Read a JSON file of a record; None if it is missing or broken."""
     try:
         return json.loads(store.read_record(path) or "null")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -17,6 +18,8 @@ from labctl.system.decode import decode, decode_lines
 
 MOST = 1 << 14
 """Samples of a metric to keep in memory."""
+TAIL = 4096
+"""Bytes that have the last samples of a run's metrics."""
 
 
 def read(lab: Path, run_id: str) -> Iterator[Sample]:
@@ -36,6 +39,19 @@ def read(lab: Path, run_id: str) -> Iterator[Sample]:
             # The last line is incomplete if the run is running, or its labctl was killed.
             if len(samples) < len(lines):
                 return
+
+
+def last(record: Path) -> dict[str, Sample]:
+    """Return the last sample of each metric in the last TAIL bytes of a record's metrics.jsonl; empty without it."""
+    try:
+        with files.open_regular(record / store.METRICS) as stream:
+            begin = max(0, stream.seek(0, os.SEEK_END) - TAIL)
+            stream.seek(begin)
+            lines = stream.readlines(TAIL)
+    except OSError:
+        return {}
+    # The first line is whole only at the beginning.
+    return {sample.metric: sample for sample in _decoded(lines[1:] if begin else lines)}
 
 
 def _decoded(lines: Sequence[bytes]) -> Sequence[Sample]:

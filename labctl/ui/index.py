@@ -6,22 +6,29 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl.records import store
 from labctl.records.active import ActiveRun
 from labctl.records.store import RunSummary
 from labctl.records.verdict import final
-from labctl.runs import compare
+from labctl.runs import compare, series
+from labctl.runs.compare import Parameters
 from labctl.system import filelock
+from labctl.ui import terms
+from labctl.ui.terms import Term
 
 LOSSES = ("loss", "train_loss")
 """Metrics of the column of losses: the first that a run has."""
+CHUNK = 50
+"""Records that are read before the rows of others can be asked for."""
 SETTLED = 1_000_000_000
 """Nanoseconds after which a folder that changes again has another time of change."""
 
@@ -61,12 +68,26 @@ class Rows(Struct, frozen=True):
     """Ids of runs whose records are gone."""
 
 
+class Names(Struct, frozen=True):
+    """Names that the runs of a lab have, by which they are filtered, and which are further columns."""
+
+    differing: list[str]
+    """Arguments, then settings, that are not the same in all runs."""
+    metrics: list[str]
+    same: list[str]
+    """Arguments, then settings, that are the same in all runs."""
+
+
 class Index:
     """Rows of a lab's runs by id, each with the number of the change that brought it. Threads may share it."""
 
     def __init__(self, lab: Path) -> None:
         self._lab = lab
         self._lock = threading.Lock()
+        """Held while rows are taken out or put in, not while records are read."""
+        self._reading = threading.Lock()
+        """Held while all records are read, that others do not read them too."""
+        self._reading_parameters = threading.Lock()
         self._ids: Sequence[str] = ()
         self._listed = 0
         """When the folder of all records had changed before they were listed."""
@@ -79,12 +100,13 @@ class Index:
         self._change = 0
         self._asked: Collection[str] = ()
         self._active: Mapping[str, ActiveRun] = {}
-        self._parameters: dict[str, tuple[str, ...]] = {}
+        self._metrics: dict[str, Mapping[str, float]] = {}
+        self._parameters: dict[str, Parameters] = {}
 
     def latest(self, limit: int | None = None) -> Rows:
         """Return the rows of the latest runs, all without a limit; records that have changed are read."""
+        self._refresh(limit)
         with self._lock:
-            self._refresh(limit)
             ids = self._ids[:limit]
             return Rows(self._change, len(self._ids), [self._rows[run_id] for run_id in ids if run_id in self._rows])
 
@@ -105,19 +127,27 @@ class Index:
         """Keep what the nodes report of runs without a result: of ``asked`` those that are ``active``."""
         with self._lock:
             self._asked, self._active = frozenset(asked), active
-            self._refresh(None)
+        self._refresh(None)
 
     # --- records ---------------------------------------------------------------------------------------------
 
     def _refresh(self, limit: int | None) -> None:
         """Read the records that have changed, of the latest ``limit`` runs; drop the rows of removed ones."""
-        self._change += 1
-        runs = self._lab / "runs"
-        if (when := _changed_at(runs)) != self._listed or not when:
-            self._listed = when
-            self._list()
-        for run_id in islice(self._ids, limit):
-            self._update(run_id, _changed_at(f"{runs}/{run_id}"))
+        with nullcontext() if limit else self._reading:
+            ids = iter(self._listed_ids()[:limit])
+            while chunk := list(islice(ids, CHUNK)):
+                read = [self._read_again(run_id, short) for run_id, short in chunk]
+                with self._lock:
+                    self._keep(filter(None, read))
+
+    def _listed_ids(self) -> list[tuple[str, str]]:
+        """Return the ids and short ids of all runs; list the records if their folder has changed."""
+        with self._lock:
+            self._change += 1
+            if (when := _changed_at(self._lab / "runs")) != self._listed or not when:
+                self._listed = when
+                self._list()
+            return [(run_id, self._short[run_id]) for run_id in self._ids]
 
     def _list(self) -> None:
         """List the records, and drop the rows of those that are gone."""
@@ -128,19 +158,29 @@ class Index:
         for run_id in self._rows.keys() - self._short.keys():
             del self._rows[run_id], self._read[run_id]
             self._parameters.pop(run_id, None)
+            self._metrics.pop(run_id, None)
             self._changed[run_id] = self._change
 
-    def _update(self, run_id: str, when: int) -> None:
-        """Read a record again if its folder has changed, it has no result yet, or its short id is another."""
+    def _read_again(self, run_id: str, short: str) -> ReadRun | None:
+        """Read a record if its folder has changed, it has no result yet, or its short id is another; None if not."""
         row = self._rows.get(run_id)
-        short = self._short[run_id]
+        when = _changed_at(f"{self._lab}/runs/{run_id}")
         if row and row.state == "done" and row.short == short and when and self._read[run_id] == when:
-            return
-        self._read[run_id] = when
-        now = _row(store.summary(self._lab, run_id, self._state(run_id)), short)
-        if now != row:
-            self._rows[run_id] = now
-            self._changed[run_id] = self._change
+            return None
+        run = _with_last_metrics(store.summary(self._lab, run_id, self._state(run_id)), self._lab)
+        return ReadRun(when=when, row=_row(run, short), metrics=_numbers(run.metrics))
+
+    def _keep(self, read: Iterable[ReadRun]) -> None:
+        """Keep runs that were read, except for those removed since, with the number of a new change."""
+        self._change += 1
+        for run in read:
+            run_id = run.row.id
+            if run_id not in self._short:
+                continue
+            self._read[run_id] = run.when
+            if (run.row, run.metrics) != (self._rows.get(run_id), self._metrics.get(run_id)):
+                self._rows[run_id], self._metrics[run_id] = run.row, run.metrics
+                self._changed[run_id] = self._change
 
     def _state(self, run_id: str) -> Mapping[str, ActiveRun]:
         """Return what is known of a run without a result: nothing if its nodes were not asked for it."""
@@ -150,26 +190,74 @@ class Index:
 
     # --- settings and arguments ------------------------------------------------------------------------------
 
-    def matching(self, terms: Sequence[str]) -> list[str]:
-        """Return the ids of the runs with all of these settings and arguments, ``NAME=VALUE`` or ``NAME=`` for any."""
-        sought = [{term, f"--{term}"} for term in terms if not term.endswith("=")]
-        names = [(term, f"--{term}") for term in terms if term.endswith("=")]
-        return [run_id for run_id in tuple(self._ids) if _has(self._parameters_of(run_id), sought, names)]
+    def matching(self, sought: Sequence[str]) -> list[str]:
+        """Return the ids of the runs that match all of these terms, as ``terms.read`` takes them."""
+        spelled = [(term, self._spellings(term)) for term in map(terms.read, sought)]
+        return [
+            run_id
+            for run_id in tuple(self._ids)
+            if all(term.matches(self._values(run_id, *names)) for term, names in spelled)
+        ]
+
+    def unknown(self, sought: Sequence[str]) -> list[str]:
+        """Return the names in these terms that no run has."""
+        return [term.shown for term in map(terms.read, sought) if not any(self._spellings(term))]
+
+    def column(self, name: str, since: int = 0) -> dict[str, str | float]:
+        """Map ids to the metric, argument or setting of this name of the runs that have it and came after a change."""
+        self.read_parameters()
+        changed = [run_id for run_id, change in tuple(self._changed.items()) if change > since]
+        values = ((run_id, next(self._values(run_id, [name], [name]), None)) for run_id in changed)
+        return {run_id: value for run_id, value in values if value is not None}
+
+    def names(self) -> Names:
+        """Return the names of all metrics, arguments and settings of the runs."""
+        metrics, params = self._all_names()
+        given = tuple(self._parameters.values())
+        by_kind = sorted(params, key=lambda name: (not name.startswith("--"), name))
+        differing = [name for name in by_kind if len({parameters.get(name) for parameters in given}) > 1]
+        same = [name for name in by_kind if name not in set(differing)]
+        return Names(differing=differing, metrics=sorted(metrics), same=same)
 
     def read_parameters(self) -> None:
-        """Read the settings and arguments of all runs that were not read yet."""
-        for run_id in tuple(self._ids):
-            self._parameters_of(run_id)
+        """Read the settings and arguments of all runs that were not read yet, and their rows."""
+        if not self._ids or len(self._rows) < len(self._ids):
+            self._refresh(None)
+        with self._reading_parameters:
+            for run_id in tuple(self._ids):
+                if run_id not in self._parameters:
+                    self._parameters[run_id] = compare.parameters(store.directory(self._lab, run_id))
 
-    def _parameters_of(self, run_id: str) -> tuple[str, ...]:
-        """Return the settings and arguments of a run as ``NAME=VALUE``, from memory once they were read."""
-        known = self._parameters.get(run_id)
-        if known is None:
-            parameters = compare.parameters(store.directory(self._lab, run_id))
-            # Most runs share most of them.
-            known = tuple(sys.intern(f"{name}={value}") for name, value in parameters.items())
-            self._parameters[run_id] = known
-        return known
+    def _all_names(self) -> tuple[set[str], set[str]]:
+        """Return the names of all metrics, and of all arguments and settings."""
+        self.read_parameters()
+        given = tuple(self._parameters.values())
+        # Most runs share their settings.
+        shared = {id(parameters.settings): parameters.settings for parameters in given}
+        params = set(chain.from_iterable(chain((parameters.own for parameters in given), shared.values())))
+        return set(chain.from_iterable(tuple(self._metrics.values()))), params
+
+    def _spellings(self, term: Term) -> tuple[list[str], list[str]]:
+        """Return the names of metrics, and of arguments and settings, that a term means."""
+        metrics, params = (
+            [name for name in names if terms.canonical(name) == term.name] for names in self._all_names()
+        )
+        return ([] if term.kind == "param" else metrics, [] if term.kind == "metric" else params)
+
+    def _values(self, run_id: str, metrics: Iterable[str], params: Iterable[str]) -> Iterator[str | float]:
+        """Yield what a run has by these names of metrics, and of arguments and settings."""
+        own, given = self._metrics.get(run_id, {}), self._parameters.get(run_id)
+        yield from (own[name] for name in metrics if name in own)
+        yield from filter(None, map(given.get, params) if given else ())
+
+
+class ReadRun(Struct, frozen=True):
+    """A run as it was read."""
+
+    when: int
+    """When its folder had changed, as by ``_changed_at``."""
+    row: Row
+    metrics: Mapping[str, float]
 
 
 def _changed_at(folder: Path | str) -> int:
@@ -228,8 +316,17 @@ def _number(metric: Recorded) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _has(parameters: Collection[str], sought: Iterable[set[str]], names: Iterable[tuple[str, str]]) -> bool:
-    """Return True if a run has one of each set of parameters, and one that begins with one of each pair of names."""
-    if any(each.isdisjoint(parameters) for each in sought):
-        return False
-    return all(any(parameter.startswith(pair) for parameter in parameters) for pair in names)
+def _numbers(metrics: Mapping[str, Recorded]) -> dict[str, float]:
+    """Return the values of the metrics that have a number."""
+    values = {sys.intern(name): _number(metric) for name, metric in metrics.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _with_last_metrics(run: RunSummary, lab: Path) -> RunSummary:
+    """Return a run with its metrics: those of its result, or those that it printed last if it has none."""
+    record = store.directory(lab, run.run_id)
+    if run.state == "done" or not (samples := series.last(record)):
+        return run
+    units = {metric.name: metric.unit for metric in store.workload(record).metrics}
+    metrics = {name: {"last": sample.value, "unit": units.get(name, "")} for name, sample in samples.items()}
+    return replace(run, metrics=metrics)

@@ -27,9 +27,11 @@ SHORT = 0.2
 
 
 class Matching(Struct, frozen=True):
-    """Ids of the runs with settings and arguments that were asked for, the latest first."""
+    """Ids of the runs that match the terms that were asked for, the latest first."""
 
     runs: list[str]
+    unknown: list[str]
+    """Names in the terms that no run has."""
 
 
 def routes(site: Site) -> list[BaseRoute]:
@@ -37,7 +39,13 @@ def routes(site: Site) -> list[BaseRoute]:
     from starlette.routing import Route
 
     pages = ListPages(site)
-    return [Route("/", pages.page), Route("/runs.json", pages.rows), Route("/events", pages.events)]
+    return [
+        Route("/", pages.page),
+        Route("/runs.json", pages.rows),
+        Route("/column.json", pages.column),
+        Route("/names.json", pages.names),
+        Route("/events", pages.events),
+    ]
 
 
 class ListPages:
@@ -52,18 +60,27 @@ class ListPages:
         return self._site.page("list.html.j2", here="/")
 
     def rows(self, request: Request) -> Response:
-        """Return the rows of the latest ``limit`` runs, or of all; for settings the ids of the runs with them."""
+        """Return the rows of the latest ``limit`` runs, or of all; for terms the ids of the runs that match them."""
         from starlette.background import BackgroundTask
 
         index = self._listing.index
-        if terms := request.query_params.getlist("setting"):
-            return as_json(Matching(index.matching(terms)))
+        if terms := request.query_params.getlist("term"):
+            return as_json(Matching(index.matching(terms), index.unknown(terms)))
         limit = whole(request.query_params.get("limit"))
         answer = as_json(index.latest(limit))
         if limit is None:
-            # The first filter by a setting finds them in memory.
+            # The first filter by a setting, and the first further column, find them in memory.
             answer.background = BackgroundTask(index.read_parameters)
         return answer
+
+    def column(self, request: Request) -> Response:
+        """Map ids of runs to their metric, argument or setting of a name, of those since a change if it is given."""
+        since = whole(request.query_params.get("since"))
+        return as_json(self._listing.index.column(request.query_params.get("name", ""), since or 0))
+
+    def names(self, _: Request) -> Response:
+        """Return the names of all metrics, arguments and settings."""
+        return as_json(self._listing.index.names())
 
     async def events(self, request: Request) -> Response:
         """Stream the rows that change, those since the last event or the rows of the page first."""

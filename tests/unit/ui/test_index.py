@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +13,13 @@ from pathlib import Path
 import pytest
 from support import records
 
+from labctl.errors import ConfigError
 from labctl.records import note, store
 from labctl.records.active import ActiveRun
 from labctl.records.store import RunSummary
 from labctl.runs import compare
 from labctl.system import filelock
+from labctl.ui import terms
 from labctl.ui.index import Index, Row, Rows
 
 FIRST, SECOND, THIRD = (f"20261125-20361{number}-opt-tiny-{number}ac123" for number in range(3))
@@ -189,6 +193,19 @@ def test_a_run_of_which_nothing_changes_does_not_come_again(tmp_path: Path) -> N
         (["rehearse=true"], [THIRD]),
         (["HF_TOKEN=hf_abc"], []),
         (["HF_TOKEN=", "api-token=sk_abc"], []),
+        (["lr=1e-2"], [THIRD, FIRST]),
+        (["lr<0.1"], [THIRD, FIRST]),
+        (["--lr!=0.01"], []),
+        (["-lr=0.01"], [SECOND]),
+        (["LAB_NODES>=3"], []),
+        (["-LAB_NODES="], [THIRD]),
+        (["params.Api_Token="], [FIRST]),
+        (["loss<6"], [SECOND]),
+        (["metrics.loss<=8"], [SECOND, FIRST]),
+        (["params.loss<6"], []),
+        (["peak-memory=0.50"], [FIRST]),
+        (["launcher>=0"], []),
+        (["launcher!=x", "lr!=x"], [THIRD, FIRST]),
     ],
 )
 def test_runs_are_found_by_settings_options_and_arguments(
@@ -196,8 +213,9 @@ def test_runs_are_found_by_settings_options_and_arguments(
 ) -> None:
     """Find runs by what they were given; never by a secret, which nobody can guess by it."""
     two = {"LAB_NODES": "2", "HF_TOKEN": "hf_abc"}
-    write(tmp_path, FIRST, arguments=("--lr", "0.01", "--api-token", "sk_abc"), settings=two)
-    write(tmp_path, SECOND, arguments=(), settings=two)
+    write(tmp_path, FIRST, arguments=("--lr", "0.01", "--api-token", "sk_abc"), settings=two,
+          metrics={"loss": {"first": 9, "last": 8}, "peak_memory": {"value": 0.5}})  # fmt: skip
+    write(tmp_path, SECOND, arguments=(), settings=two, metrics={"loss": {"first": 9, "last": 5}})
     write(tmp_path, THIRD, arguments=("--lr=0.01",), settings={}, request={"options": {"rehearse": True, "words": []}})
     runs = Index(tmp_path)
     runs.latest()
@@ -216,6 +234,77 @@ def test_settings_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     runs.read_parameters()
     monkeypatch.setattr(compare, "parameters", refuse)
     assert runs.matching(["LAB_NAME=demo"]) == [FIRST]
+
+
+def test_names_that_no_run_has_are_unknown(tmp_path: Path) -> None:
+    write(tmp_path, FIRST, losses=(8.0, 5.0), arguments=("--lr", "0.01"))
+    sought = ["params.loss=1", "-foo=", "LR=1", "metrics.lr<3", "metrics.LOSS<3"]
+    assert Index(tmp_path).unknown(sought) == ["loss", "foo", "lr"]
+
+
+@pytest.mark.parametrize("text", ["", "lr", "=3", "--lr", "<"])
+def test_a_term_compares_a_name_with_a_value(text: str) -> None:
+    with pytest.raises(ConfigError):
+        terms.read(text)
+
+
+def test_names_that_differ_are_told_from_those_that_do_not(tmp_path: Path) -> None:
+    """Vary an argument, a setting and one that only one run has: those differ, arguments first."""
+    write(tmp_path, FIRST, arguments=("--lr", "0.01", "--model", "m"), settings={"LAB_NODES": "2", "LAB_NAME": "demo"})
+    write(
+        tmp_path,
+        SECOND,
+        arguments=("--lr", "0.1", "--model", "m", "--fp16"),
+        settings={"LAB_NODES": "3", "LAB_NAME": "demo"},
+    )
+    names = Index(tmp_path).names()
+    # An output folder is a run's own.
+    assert names.differing == ["--fp16", "--lr", "--out", "LAB_NODES"]
+    assert names.same == ["--model", "LAB_NAME", "launcher", "nodes"]
+
+
+def test_a_run_under_way_has_the_metrics_that_it_printed_last(tmp_path: Path) -> None:
+    """Print more: they are a change. A line that is not written whole, and one from the middle, are left out."""
+    path = unfinished(tmp_path, FIRST)
+    values = [8 - step / 100 for step in range(200)]
+    series = [{"metric": "loss", "step": step, "seconds": 1.0, "value": value} for step, value in enumerate(values)]
+    lines = [json.dumps(point) + "\n" for point in series]
+    rate = json.dumps({"metric": "throughput", "step": 1, "seconds": 1.0, "value": 80.5}) + "\n"
+    (path / "metrics.jsonl").write_text("".join((*lines, rate, '{"metric": "loss", "st')))
+    runs = Index(tmp_path)
+    (row,) = runs.latest().runs
+    assert (row.loss, row.value, row.unit) == (pytest.approx(6.01), 80.5, "samples/s")
+    assert runs.matching(["loss<6.1"]) == [FIRST]
+    with (path / "metrics.jsonl").open("a") as stream:
+        stream.write('ep": 201, "seconds": 1.0, "value": 4.5}\n')
+    assert [row.loss for row in runs.latest().runs] == [4.5]
+    assert runs.column("loss", 1) == {FIRST: 4.5}
+
+
+def test_rows_are_given_while_the_records_of_others_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for the latest run while all are read: it is there before the reading ends."""
+    for run_id in (FIRST, SECOND):
+        write(tmp_path, run_id)
+    runs = Index(tmp_path)
+    began, asked = threading.Event(), threading.Event()
+    summary = store.summary
+
+    def slow(lab: Path, run_id: str, active: Mapping[str, ActiveRun]) -> RunSummary:
+        """Read a record, that of the first run only once the latest was asked for."""
+        if run_id == FIRST:
+            began.set()
+            assert asked.wait(10)
+        return summary(lab, run_id, active)
+
+    monkeypatch.setattr(store, "summary", slow)
+    reading = threading.Thread(target=runs.latest)
+    reading.start()
+    assert began.wait(10)
+    latest = runs.latest(1)
+    asked.set()
+    reading.join(10)
+    assert [row.id for row in latest.runs] == [SECOND]
+    assert [row.id for row in runs.since(latest.change).runs] == [FIRST]
 
 
 def test_a_record_without_settings_and_job_matches_none(tmp_path: Path) -> None:

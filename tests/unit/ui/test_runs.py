@@ -119,11 +119,25 @@ def test_rows_come_with_the_number_of_all_runs(site: Site, ask: Ask) -> None:
     assert [row.get("loss") for row in ask("/runs.json")["runs"]] == [None, 4.8]
 
 
-def test_runs_are_asked_for_by_settings(site: Site, ask: Ask) -> None:
+def test_runs_are_asked_for_by_terms(site: Site, ask: Ask) -> None:
     records.write(site.directory, FIRST, arguments=("--lr", "0.01"))
     records.write(site.directory, SECOND, arguments=("--lr", "0.1"))
     ask("/runs.json")
-    assert ask("/runs.json", ("setting", "LAB_NAME=demo"), ("setting", "--lr=0.01")) == {"runs": [FIRST]}
+    assert ask("/runs.json", ("term", "LAB_NAME=demo"), ("term", "--lr=0.01")) == {"runs": [FIRST], "unknown": []}
+    assert ask("/runs.json", ("term", "lr=0.1"), ("term", "foo=1")) == {"runs": [], "unknown": ["foo"]}
+
+
+def test_further_columns_are_asked_for_by_name(site: Site, ask: Ask) -> None:
+    """Ask for names and a column before the rows; then for what came after a change."""
+    records.write(site.directory, FIRST, arguments=("--lr", "0.01"), metrics={"busbw": {"value": 7.5}})
+    records.write(site.directory, SECOND, arguments=("--lr", "0.1"))
+    names = ask("/names.json")
+    assert (names["differing"][0], names["metrics"]) == ("--lr", ["busbw"])
+    assert "LAB_NAME" in names["same"]
+    assert ask("/column.json", ("name", "--lr")) == {FIRST: "0.01", SECOND: "0.1"}
+    assert ask("/column.json", ("name", "busbw")) == {FIRST: 7.5}
+    change = str(ask("/runs.json")["change"])
+    assert ask("/column.json", ("name", "--lr"), ("since", change)) == {}
 
 
 @pytest.mark.parametrize("limit", ["", "x", "-1", "1.5", "²"])
