@@ -1,8 +1,9 @@
-/* The list of runs, which is sorted and filtered here; the server filters by settings, and sends runs that change. */
+/* The list of runs, which is sorted and filtered here; the server compares settings and further metrics, and sends runs that change. */
 "use strict";
 (() => {
   const { element, number, duration, ago, count, byId, root, ask, showError } = labctl;
-  const { now, seconds, verdict, parse, matches, ordering, isColumn, isMissing } = labctl.filter;
+  const { now, seconds, verdict, parse, matches, ordering, columnOf, isColumn, isMissing } = labctl.filter;
+  const { columns } = labctl;
   const FIRST = 200; // Runs of the first request.
   const STEP = 100; // Rows that are added at once.
   const MOST = 20; // Runs that can be compared.
@@ -14,9 +15,10 @@
   const body = byId("runs");
   const runs = new Map();
   const selected = new Set();
+  const further = new Set(); // Names of further columns.
   let chosen = { ...DEFAULTS }; // Order and filter.
   let terms = parse("");
-  let withSettings = null; // Ids of the runs with the settings of the filter; null without such a filter.
+  let answered = null; // Ids of the runs that match the terms for the server; null without such terms.
   let requests = 0; // Number of the last request for these.
   let listed = []; // Runs that match the filter, in order.
   let most = STEP; // Rows that are shown.
@@ -25,20 +27,23 @@
   let total = 0;
   let events = null;
 
-  // --- the address, which keeps order, filter and selection ---
+  // --- the address, which keeps order, filter, columns and selection ---
 
-  /* Take order, filter and selection from the address. */
+  /* Take order, filter, columns and selection from the address. */
   function readAddress() {
     const kept = new URLSearchParams(location.hash.slice(1));
     chosen = Object.fromEntries(Object.entries(DEFAULTS).map(([name, value]) => [name, kept.get(name) ?? value]));
-    if (!isColumn(chosen.sort.replace("-", ""))) chosen.sort = DEFAULTS.sort;
-    selected.clear();
-    for (const id of kept.getAll("pick")) selected.add(id);
+    if (!isColumn(columnOf(chosen.sort))) chosen.sort = DEFAULTS.sort;
+    for (const [names, name] of [[selected, "pick"], [further, "column"]]) {
+      names.clear();
+      for (const value of kept.getAll(name)) names.add(value);
+    }
   }
 
-  /* Write order, filter and selection to the address. */
+  /* Write order, filter, columns and selection to the address. */
   function writeAddress() {
     const kept = new URLSearchParams(Object.entries(chosen).filter(([name, value]) => value !== DEFAULTS[name]));
+    for (const name of further) kept.append("column", name);
     for (const id of selected) kept.append("pick", id);
     history.replaceState(null, "", `#${kept}`);
   }
@@ -60,21 +65,30 @@
     showWorkloads();
   }
 
-  /* Ask which runs have the settings of the filter; an answer is dropped if there was a later request. */
-  async function askSettings() {
+  /* Ask which runs match the terms for the server; an answer is dropped if there was a later request. */
+  async function askTerms() {
     const request = ++requests;
-    if (!terms.settings.length) {
-      withSettings = null;
+    if (!terms.asked.length) {
+      answered = null;
+      showProblems();
       body.removeAttribute("aria-busy");
       return;
     }
     body.setAttribute("aria-busy", "true");
     try {
-      const answer = await ask(`/runs.json?${new URLSearchParams(terms.settings.map((term) => ["setting", term]))}`);
-      if (request === requests) withSettings = new Set(answer.runs);
+      const answer = await ask(`/runs.json?${new URLSearchParams(terms.asked.map((term) => ["term", term]))}`);
+      if (request !== requests) return;
+      answered = new Set(answer.runs);
+      showProblems(answer.unknown);
     } finally {
       if (request === requests) body.removeAttribute("aria-busy");
     }
+  }
+
+  /* Say which terms of the filter cannot match. */
+  function showProblems(unknown = []) {
+    const missing = unknown.map((name) => `No run has a metric, argument or setting “${plain(name)}”.`);
+    byId("problems").textContent = [...terms.problems, ...missing].join(" ");
   }
 
   // --- rows ---
@@ -104,6 +118,7 @@
       element("td"),
       element("td", { "data-head": "Cause" }),
       ...numbers.map((head) => element("td", { "data-head": head, class: "number" })),
+      ...[...further].map((name) => element("td", { "data-head": name })),
       element("td", { "data-head": "Note", class: "note" }));
   }
 
@@ -121,7 +136,7 @@
 
   /* Write the values of a run to its row. */
   function fill(row, run) {
-    const [pick, name, when, workload, result, cause, loss, throughput, nodes, time, note] = row.children;
+    const [pick, name, when, workload, result, cause, loss, throughput, nodes, time, ...rest] = row.children;
     pick.firstChild.checked = selected.has(run.id);
     write(name.firstChild, run.short, run.id);
     const start = run.started ? new Date(run.started * 1000) : null;
@@ -135,7 +150,14 @@
     write(throughput, isMissing(run.value) ? "" : [run.metric, number(run.value), run.unit].filter(Boolean).join(" "));
     write(nodes, run.nodes?.length ? String(run.nodes.length) : "", run.nodes?.join(", "));
     write(time, seconds(run) ? duration(seconds(run)) : "");
-    write(note, run.note ?? "");
+    write(rest.pop(), run.note ?? "");
+    for (const [place, name] of [...further].entries()) writeFurther(rest[place], columns.value(name, run));
+  }
+
+  /* Write a value to the cell of a further column, on the right if it is a number. */
+  function writeFurther(cell, value) {
+    cell.className = isMissing(value) || Number.isNaN(Number(value)) ? "" : "number";
+    write(cell, typeof value === "number" ? number(value) : value ?? "");
   }
 
   /* Show the first runs that are listed; rows of runs that stay are kept, with the focus in them. */
@@ -178,9 +200,11 @@
 
   /* Show the runs that match the filter, and their number. */
   function update() {
-    const isListed = (run) => matches(run, terms, chosen) && (!withSettings || withSettings.has(run.id));
+    const isListed = (run) => matches(run, terms, chosen) && (!answered || answered.has(run.id));
     listed = [...runs.values()].filter(isListed).sort(ordering(chosen.sort));
     draw();
+    // Values of further columns come after the rows.
+    if (further.size) refill();
     const isFiltered = chosen.query || SELECTS.some((name) => chosen[name]);
     const all = count(total, "run");
     // It is read aloud when it changes.
@@ -199,6 +223,9 @@
     link.textContent = `Compare ${selected.size}`;
     link.href = `${root}/compare?${new URLSearchParams([...selected].map((id) => ["run", id]))}`;
     byId("clear").hidden = !selected.size;
+    byId("picking").classList.toggle("stuck", selected.size > 0);
+    const first = listed.slice(0, MOST);
+    byId("first").checked = first.length > 0 && first.every((run) => selected.has(run.id));
     const tooMany = `${selected.size} selected. You can compare at most ${MOST}.`;
     const hint = selected.size > MOST ? tooMany : "1 selected. Select another run to compare.";
     byId("picked").textContent = link.hidden && selected.size ? hint : "";
@@ -208,7 +235,7 @@
   function showSort() {
     const direction = chosen.sort.startsWith("-") ? "descending" : "ascending";
     for (const head of document.querySelectorAll("th[data-sort]")) {
-      if (head.dataset.sort === chosen.sort.replace("-", "")) head.setAttribute("aria-sort", direction);
+      if (head.dataset.sort === columnOf(chosen.sort)) head.setAttribute("aria-sort", direction);
       else head.removeAttribute("aria-sort");
     }
     byId("sort").value = chosen.sort;
@@ -240,7 +267,7 @@
     most = STEP;
     terms = parse(chosen.query);
     try {
-      await askSettings();
+      await Promise.all([askTerms(), columns.load([...further])]);
       showError(null);
     } catch (error) {
       showError(error);
@@ -260,8 +287,53 @@
     const column = head.dataset.sort;
     const [first, second] = DESCENDING_FIRST.includes(column) ? [`-${column}`, column] : [column, `-${column}`];
     head.firstElementChild.addEventListener("click", () => sortBy(chosen.sort === first ? second : first));
-    const title = head.textContent.trim().toLowerCase();
-    byId("sort").append(new Option(`${title}, ascending`, column), new Option(`${title}, descending`, `-${column}`));
+  }
+
+  /* Offer the order by each column in the select of narrow pages. */
+  function showSortOptions() {
+    byId("sort").replaceChildren(...[...document.querySelectorAll("th[data-sort]")].flatMap((head) => {
+      const [column, title] = [head.dataset.sort, head.textContent.trim()];
+      const shown = column.startsWith("=") ? title : title.toLowerCase();
+      return [new Option(`${shown}, ascending`, column), new Option(`${shown}, descending`, `-${column}`)];
+    }));
+  }
+
+  /* Show the heads of further columns, and draw all rows again with their cells. */
+  function showColumns() {
+    for (const head of document.querySelectorAll('th[data-sort^="="]')) head.remove();
+    for (const name of further) {
+      const head = element("th", { scope: "col", "data-sort": `=${name}` }, element("button", { type: "button" }, name));
+      document.querySelector('th[data-sort="note"]').before(head);
+      offerSort(head);
+    }
+    showSortOptions();
+    showSort();
+    rows = new Map();
+  }
+
+  /* Add or remove a further column. */
+  function chooseColumn(name, isChosen) {
+    if (isChosen) further.add(name);
+    else further.delete(name);
+    if (!isChosen && columnOf(chosen.sort) === `=${name}`) chosen.sort = DEFAULTS.sort;
+    showColumns();
+    changed();
+  }
+
+  /* Select the first runs of the list, as many as can be compared, or none. */
+  function selectFirst(isSelected) {
+    selected.clear();
+    for (const run of isSelected ? listed.slice(0, MOST) : []) selected.add(run.id);
+    writeAddress();
+    refill();
+  }
+
+  /* Move to the filter by "/", unless a person types it. */
+  function focusFilter(event) {
+    const isTyped = event.target.closest("input:not([type=checkbox]), textarea, select") || event.ctrlKey || event.metaKey || event.altKey;
+    if (event.key !== "/" || isTyped) return;
+    event.preventDefault();
+    byId("query").focus();
   }
 
   /* Select no runs. */
@@ -284,9 +356,9 @@
   function addressChanged() {
     readAddress();
     showWorkloads();
+    showColumns();
     showFilter();
     changed();
-    refill();
   }
 
   /* Connect the controls with what they do. */
@@ -300,6 +372,11 @@
     byId("clear").addEventListener("click", clearSelection);
     byId("all").addEventListener("click", clearFilter);
     byId("more").addEventListener("click", showMore);
+    byId("first").addEventListener("change", (event) => selectFirst(event.target.checked));
+    byId("columns-control").addEventListener("toggle", (event) => {
+      if (event.target.open) columns.offer(() => [...further], chooseColumn).catch(showError);
+    });
+    document.addEventListener("keydown", focusFilter);
     const nearEnd = new IntersectionObserver((seen) => seen.some((each) => each.isIntersecting) && showMore(), { rootMargin: "400px" });
     nearEnd.observe(byId("more"));
     addEventListener("hashchange", addressChanged);
@@ -320,9 +397,9 @@
 
   /* Keep and list runs that have changed. */
   async function receive(answer) {
-    const hasNew = answer.runs.some((run) => !runs.has(run.id));
+    const since = change;
     keep(answer);
-    if (hasNew) await askSettings().catch(showError);
+    await Promise.all([askTerms(), columns.load([...further], since)]).catch(showError);
     update();
   }
 
@@ -331,12 +408,13 @@
     readAddress();
     listen();
     showWorkloads();
+    showColumns();
     showFilter();
     terms = parse(chosen.query);
     try {
       const latest = await ask(`/runs.json?limit=${FIRST}`);
       keep(latest);
-      await askSettings();
+      await Promise.all([askTerms(), columns.load([...further])]);
       update();
       if (latest.runs.length < latest.total) {
         keep(await ask("/runs.json"));
