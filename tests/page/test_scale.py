@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -74,7 +76,7 @@ def test_the_list_of_ten_thousand_runs_is_there_within_a_second(served: Served, 
     assert painted(served, open_page, "/", "rows") < 1
 
 
-@pytest.mark.parametrize("text", ["vit", "crashed 00", "loss<4", "--learning-rate=1e-3", "LAB_NAME=other"])
+@pytest.mark.parametrize("text", ["vit", "crashed 00", "loss<4", "--learning-rate=1e-3", "LAB_NAME=other", "learning_rate<0.001"])
 def test_a_filter_of_ten_thousand_runs_takes_no_time_to_see(served: Served, open_page: Open, text: str) -> None:
     window = open_page("about:blank", script=WATCH)
     window.page.goto(served.root + "/")
@@ -87,6 +89,18 @@ def test_a_filter_of_ten_thousand_runs_takes_no_time_to_see(served: Served, open
         field.fill("")
         window.until("window.filtered")
     assert best(text, times) < 0.2
+
+
+@pytest.mark.parametrize("name", ["--learning-rate", "LAB_NAME", "loss"])
+def test_a_column_of_ten_thousand_runs_takes_no_time(served: Served, name: str) -> None:
+    served.ask("names.json")
+    times = []
+    for _ in range(TIMES):
+        began = time.monotonic()
+        _, answer = served.ask(f"column.json?name={name}")
+        times.append(time.monotonic() - began)
+        assert len(json.loads(answer)) >= RUNS * 0.9
+    assert best(f"column {name}", times) < 0.3
 
 
 def test_the_end_of_a_log_of_a_million_lines_is_there_within_a_second(served: Served, open_page: Open) -> None:

@@ -142,6 +142,79 @@ def test_the_list_is_filtered_by_workload_text_setting_and_bound(served: Served,
     lists(page, third)
 
 
+@pytest.mark.parametrize(
+    ("query", "places"),
+    [
+        ("000000- loss <4", [1]),
+        ("metrics.loss < 5 and params.learning-rate = '9e-4'", [0]),
+        ("learning_rate>=0.0009 -bbb", [0]),
+        ("run=20260103-000000-gpt-cccccc verdict=Completed workload=gpt node=worker-0", [2]),
+        ("000000- cause=", []),
+        ("000000- --learning-rate= -learning_rate=0.0006", [1, 0]),
+    ],
+)
+def test_the_filter_takes_comparisons_in_several_forms(
+    served: Served, open_page: Open, query: str, places: list[int]
+) -> None:
+    page = open_page(served.root + "/").page
+    page.get_by_role("searchbox").fill(query)
+    lists(page, *(list(EARLIER)[place] for place in places))
+
+
+def test_the_filter_says_what_it_does_not_know(served: Served, open_page: Open) -> None:
+    page = open_page(served.root + "/").page
+    page.get_by_role("link", name=re.compile("cccccc")).wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("foo<3 loss<abc")
+    page.get_by_text("“abc” is not a number. No run has a metric, argument or setting “foo”.").wait_for()
+    page.get_by_role("button", name="Clear filter").click()
+    page.get_by_text("No run has a metric").wait_for(state="detached")
+
+
+def test_runs_that_were_not_judged_are_no_passed_ones(served: Served, open_page: Open) -> None:
+    page = open_page(served.root + "/").page
+    page.get_by_role("searchbox").fill("000000-")
+    verdict = page.get_by_role("combobox", name=re.compile("^Verdict"))
+    verdict.select_option("PASS")
+    lists(page)
+    verdict.select_option("completed")
+    lists(page, *reversed(EARLIER))
+
+
+def test_an_argument_is_a_column_to_sort_by(served: Served, open_page: Open) -> None:
+    """It is kept in the address, and removed again."""
+    page = open_page(served.root + "/").page
+    first, second, third = EARLIER
+    page.get_by_role("searchbox").fill("000000-")
+    page.get_by_text("Columns", exact=True).click()
+    page.get_by_role("checkbox", name="--learning-rate").check()
+    head = page.get_by_role("columnheader", name=re.compile("--learning-rate"))
+    head.get_by_role("button").click()
+    lists(page, third, first, second)
+    page.reload()
+    page.get_by_role("cell", name="0.0006", exact=True).wait_for()
+    lists(page, third, first, second)
+    page.get_by_text("Columns", exact=True).click()
+    page.get_by_role("checkbox", name="--learning-rate").uncheck()
+    head.wait_for(state="detached")
+
+
+def test_the_link_that_compares_stays_in_view(served: Served, open_page: Open) -> None:
+    """Select all that are listed, on a narrow page, and move to the last: it hides nothing that has the focus."""
+    page = open_page(served.root + "/", viewport={"width": 390, "height": 500}).page
+    page.get_by_role("searchbox").fill("000000-")
+    lists(page, *reversed(EARLIER))
+    last = page.get_by_role("checkbox", name=re.compile("aaaaaa"))
+    for run_id in EARLIER:
+        page.get_by_role("checkbox", name=re.compile(run_id)).check()
+    last.focus()
+    compare = page.get_by_role("link", name="Compare 3")
+    place, focused = compare.bounding_box(), last.bounding_box()
+    assert place
+    assert focused
+    assert 0 <= place["y"] <= place["y"] + place["height"] <= focused["y"] <= 500
+
+
 def test_two_runs_are_compared(served: Served, open_page: Open) -> None:
     """They are picked in the list; the page has what differs, and not what is the same."""
     page = open_page(served.root + "/").page
