@@ -80,21 +80,21 @@ def _read_output(lab: Path, run_id: str) -> Iterator[Sample]:
 class _Thinned:
     """Samples of a metric, of which more are left out the more there are."""
 
-    __slots__ = ("every", "kept", "passed")
+    __slots__ = ("every", "samples", "skipped")
 
     def __init__(self) -> None:
-        self.kept: list[Sample] = []
+        self.samples: list[Sample] = []
         self.every = 1
-        self.passed = 0
+        self.skipped = 0
         """Number of samples to leave out next."""
 
     def keep(self, sample: Sample) -> None:
         """Keep a sample, and of all that are kept every second one if they are more than MOST."""
-        self.kept.append(sample)
-        if len(self.kept) > MOST:
-            del self.kept[1::2]
+        self.samples.append(sample)
+        if len(self.samples) > MOST:
+            del self.samples[1::2]
             self.every *= 2
-        self.passed = self.every - 1
+        self.skipped = self.every - 1
 
 
 def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:
@@ -102,12 +102,12 @@ def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:
     thinned: dict[str, _Thinned] = {}
     for sample in samples:
         # Of a million samples, nearly all end here.
-        of = thinned.get(sample.metric)
-        if of and of.passed:
-            of.passed -= 1
+        kept = thinned.get(sample.metric)
+        if kept and kept.skipped:
+            kept.skipped -= 1
         else:
-            thinned.setdefault(sample.metric, of or _Thinned()).keep(sample)
-    return {name: of.kept for name, of in thinned.items()}
+            thinned.setdefault(sample.metric, kept or _Thinned()).keep(sample)
+    return {name: kept.samples for name, kept in thinned.items()}
 
 
 def step_times(by_metric: Mapping[str, Sequence[Sample]]) -> list[tuple[int, float]]:

@@ -44,9 +44,9 @@ def chosen(context: Context, named: Sequence[str]) -> tuple[list[RecordedRun], l
     """
     if len(named) > MOST:
         raise ConfigError(f"cannot compare {len(named)} runs: {MOST} is the limit", hint=AGAIN)
-    shown = {run.summary.run_id: run for run in (opening.show(context, name) for name in named)}
-    left_out = [_sentence(run_id, run.summary.state) for run_id, run in shown.items() if not run.result]
-    results = [run.result for run in shown.values() if run.result]
+    runs = {run.summary.run_id: run for run in (opening.show(context, name) for name in named)}
+    left_out = [_sentence(run_id, run.summary.state) for run_id, run in runs.items() if not run.result]
+    results = [run.result for run in runs.values() if run.result]
     if len(results) < 2:
         raise ConfigError(" ".join(["a comparison needs two ended runs.", *left_out]), hint=AGAIN)
     return [compare.read(context.directory, result) for result in results], left_out
@@ -54,5 +54,5 @@ def chosen(context: Context, named: Sequence[str]) -> tuple[list[RecordedRun], l
 
 def _sentence(run_id: str, state: str) -> str:
     """Return why a run without a result is left out."""
-    now = "its result cannot be read" if state == "done" else f"it is {state}"
-    return f"Run {run_id} is left out: {now}."
+    reason = "its result cannot be read" if state == "done" else f"it is {state}"
+    return f"Run {run_id} is left out: {reason}."

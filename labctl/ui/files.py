@@ -98,8 +98,8 @@ def _is_name(part: str) -> bool:
 def list_folder(root: Path, parts: Sequence[str]) -> tuple[list[Entry], int]:
     """Return the first entries of a folder, folders first, and the number of others. OSError if it cannot be read."""
     with files.open_below(root, Path(*parts)) as folder, os.scandir(folder) as entries:
-        every = sorted(map(_entry, entries), key=lambda entry: (entry.kind != "folder", entry.name))
-    return every[:MOST_ENTRIES], max(0, len(every) - MOST_ENTRIES)
+        all_entries = sorted(map(_entry, entries), key=lambda entry: (entry.kind != "folder", entry.name))
+    return all_entries[:MOST_ENTRIES], max(0, len(all_entries) - MOST_ENTRIES)
 
 
 def _entry(entry: os.DirEntry[str]) -> Entry:

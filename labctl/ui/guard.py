@@ -78,7 +78,7 @@ def _is_of_other_page(scope: Scope, host: str) -> bool:
 
 def _values(scope: Scope, name: bytes) -> list[str]:
     """Return the values of a header, by its name in lower case."""
-    return [value.decode("latin-1") for each, value in scope["headers"] if each == name]
+    return [value.decode("latin-1") for header, value in scope["headers"] if header == name]
 
 
 async def _answer(refusal: Refusal, send: Send) -> None:

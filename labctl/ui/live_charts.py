@@ -100,9 +100,9 @@ class NewPoints:
     def add(self, chart: Chart, line: str, x: float, y: float | None) -> None:
         """Add a point; y is None if it is unknown."""
         self.charts[chart.name] = chart
-        at = self._values.setdefault((chart.name, line), {}).setdefault(x, [])
+        values = self._values.setdefault((chart.name, line), {}).setdefault(x, [])
         if y is not None:
-            at.append(y)
+            values.append(y)
 
     def points(self) -> list[LinePoints]:
         """Return the points of each line by ascending x; many are thinned."""

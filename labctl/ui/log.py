@@ -140,16 +140,16 @@ class IndexedFile:
         """Return the offset behind the last end of a line before an offset."""
         while offset > 0:
             begin = max(0, offset - PART)
-            if found := self.read(begin, offset).rfind(b"\n") + 1:
-                return begin + found
+            if newline := self.read(begin, offset).rfind(b"\n") + 1:
+                return begin + newline
             offset = begin
         return 0
 
     def end_of_line(self, offset: int) -> int:
         """Return the offset behind the first end of a line from an offset on, or the size."""
         while offset < self.size:
-            if found := self.read(offset, offset + PART).find(b"\n") + 1:
-                return offset + found
+            if newline := self.read(offset, offset + PART).find(b"\n") + 1:
+                return offset + newline
             offset += PART
         return self.size
 
@@ -274,16 +274,16 @@ class Log:
         low = max(0, stop - PIECE)
         if not low:
             return 0
-        found = self._lines.read(low, stop - 1).find(b"\n") + 1
-        return low + found if found else self._lines.start_of_line(low)
+        newline = self._lines.read(low, stop - 1).find(b"\n") + 1
+        return low + newline if newline else self._lines.start_of_line(low)
 
     def _end(self, start: int) -> int:
         """Return where a piece of whole lines ends that begins at an offset; or the single line that is longer."""
         high = start + PIECE
         if high >= self.size:
             return self.size
-        found = self._lines.read(start, high).rfind(b"\n") + 1
-        return start + found if found else self._lines.end_of_line(high)
+        newline = self._lines.read(start, high).rfind(b"\n") + 1
+        return start + newline if newline else self._lines.end_of_line(high)
 
     def _read(self, begin: int, end: int, rank: int | None, kept: slice) -> list[LogLine]:
         """Return the lines of a piece, of a rank if given, and of them those that are to be kept."""

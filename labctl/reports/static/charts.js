@@ -132,8 +132,8 @@
     const label = `${chart.title} over ${chart.along}, ${chart.caption}; arrow keys move through the values`;
     view.box = element("div", { class: "plot", tabindex: "0", role: "application", "aria-label": label });
     view.legend = element("div", { class: "legend" });
-    view.heard = element("p", { class: "heard", "aria-live": "polite" });
-    figure.append(view.box, view.legend, view.heard);
+    view.spoken = element("p", { class: "unseen", "aria-live": "polite" });
+    figure.append(view.box, view.legend, view.spoken);
     figure.classList.add("interactive");
     views.set(chart.name, view);
     build(view);
@@ -418,7 +418,7 @@
     show(view, xs[Math.max(first, Math.min(at, last))]);
     const shown = view.lines.filter((line) => line.shown);
     const texts = shown.map((line) => `${line.name || view.chart.title} ${line.value.textContent}`);
-    view.heard.textContent = `${view.place.textContent}: ${texts.join("; ")}`;
+    view.spoken.textContent = `${view.place.textContent}: ${texts.join("; ")}`;
   }
 
   // --- charts that grow ---

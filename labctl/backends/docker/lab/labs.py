@@ -32,9 +32,9 @@ def own_labs() -> tuple[OwnLab, ...]:
 def labs_of(by_lab: Mapping[str, Sequence[Container]], caller: str) -> Iterator[OwnLab]:
     """Yield the labs of a caller, by name; several directories may have a lab of the same name."""
     for name, containers in sorted(by_lab.items()):
-        mine = [each for each in containers if each.owner == caller and each.directory]
+        mine = [container for container in containers if container.owner == caller and container.directory]
         for directory in sorted({container.directory for container in mine}):
-            yield _lab(name, directory, [each for each in mine if each.directory == directory])
+            yield _lab(name, directory, [container for container in mine if container.directory == directory])
 
 
 def _lab(name: str, directory: str, containers: Iterable[Container]) -> OwnLab:
