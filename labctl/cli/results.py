@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec.structs import replace
 
 from labctl import flows
 from labctl.cli import complete
@@ -121,15 +120,11 @@ def logged_text(logged: LoggedRun | None) -> Iterator[str]:
 
 
 def comparison_text(compared: Comparison, width: int = 0) -> str:
-    """Render groups of runs, what differs, their figures, remarks, and the conclusion in ``width`` columns; 0 for all.
-
-    Effects without a judgement are left out: the table of figures has their changes.
-    """
+    """Render groups of runs, what differs, figures, remarks and conclusion in ``width`` columns; 0 for all."""
     from labctl.runs.compare import described
 
     parts = [compared_runs(compared, width), differences(compared, width), figures(compared.columns)]
-    judged = replace(compared, effects=tuple(effect for effect in compared.effects if effect.run or effect.basis))
-    for heading, words in described(judged):
+    for heading, words in described(compared):
         parts.append("\n".join((heading, *(wrapped(f"  {line}", width, 4) for line in words)) if heading else words))
     return "\n\n".join(filter(None, (*parts, compared.conclusion)))
 

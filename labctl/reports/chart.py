@@ -101,7 +101,7 @@ def curves(chart: Chart) -> Drawing:
 def _plot(axes: Any, line: Line) -> None:
     """Draw a line with its color, dashes and marks, and its band if it has one."""
     color, (_, dashes, mark) = STYLES[line.color][0], STYLES[line.dash]
-    x, middle, low, high = _thinned(line.points)
+    x, middle, low, high = _with_band(line) if line.band else _thinned(line.points)
     axes.plot(
         x, middle, label=_short(line.name), color=color, dashes=dashes or (None, None), linewidth=1.5,
         marker=mark, markersize=4, markevery=_marked(middle),
@@ -117,6 +117,13 @@ def _marked(y: Any) -> list[int]:
     gap = np.isnan([math.nan, *y, math.nan])
     alone = ~gap[1:-1] & gap[:-2] & gap[2:]
     return sorted({*range(0, len(y), max(1, len(y) // 6)), *np.flatnonzero(alone).tolist()})
+
+
+def _with_band(line: Line) -> tuple[Any, Any, Any, Any]:
+    """Return x, y, lowest and highest values of a line that stands for several."""
+    import numpy as np
+
+    return *np.array(line.points, dtype=float).T, *np.array(line.band, dtype=float).T
 
 
 def _thinned(points: Sequence[tuple[float, float | None]]) -> tuple[Any, Any, Any, Any]:

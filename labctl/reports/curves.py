@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from statistics import mean, median
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from labctl.records.metrics import Sample
 from labctl.reports.samples import Track
 from labctl.runs.compare import RecordedRun
-from labctl.runs.series import step_times
+from labctl.runs.series import of_main_rank, step_times
 from labctl.system import human
 
 # Okabe and Ito's colors without black and yellow, which hardly show on dark and on white; with dashes and marks.
@@ -35,15 +35,28 @@ BAND_PARTS = 240
 """Parts of a line that stands for several, of each of which the median is kept with the lowest and the highest."""
 DIGITS = 6
 """Significant digits of a value on a page."""
+KINDS = ("group", "run", "node", "device")
+"""Kinds of the parts of a series' name."""
+AXES = ("step", "seconds", "value")
+"""X axes of metrics, the best first."""
 
 Points = Sequence[tuple[float, float | None]]
+Times = Sequence[float | None]
 Axis = Literal["step", "seconds", "epoch", "value"]
 Label = tuple[str, str]
 """Group and name of a run: both empty for a single run."""
 
 
+class Series(Struct, frozen=True, kw_only=True):
+    """Values of a run, or of a node or device, by its name in parts; ``times`` of points over steps, if known."""
+
+    name: tuple[str, ...]
+    points: Points
+    times: Times = ()
+
+
 class Line(Struct, frozen=True, kw_only=True):
-    """Points by ascending x; several of one x if the line stands for several series. y is None if unknown."""
+    """Points by ascending x; several of one x if several were printed at a step. y is None if unknown."""
 
     name: str
     points: Points
@@ -53,10 +66,15 @@ class Line(Struct, frozen=True, kw_only=True):
     """Place of its dashes and marks in STYLES: another for each line of a chart."""
     band: Sequence[tuple[float | None, float | None]] = ()
     """Lowest and highest value at each point of a line that stands for several; empty for others."""
+    times: Times = ()
+    """Seconds since the run's output began at each point over steps; empty if unknown."""
 
 
 class Chart(Struct, frozen=True, kw_only=True):
-    """Lines over an axis, with a title and a caption of their values; ``name`` is unique on a page."""
+    """Lines over an axis, with a title and a caption of their values; ``name`` is unique on a page.
+
+    ``remark`` is the part of the caption that stays while the chart grows.
+    """
 
     name: str
     title: str
@@ -64,20 +82,15 @@ class Chart(Struct, frozen=True, kw_only=True):
     along: Axis
     unit: str
     lines: tuple[Line, ...]
+    remark: str = ""
 
 
 def of_runs(runs: Mapping[Label, RecordedRun]) -> list[Chart]:
     """Return a chart of each metric printed during the runs, loss first, and one of the step times."""
-    charts: list[Chart] = []
     names = dict.fromkeys(chain.from_iterable(run.series for run in runs.values()))
-    for name in sorted(names, key=lambda name: name != "loss"):
-        by_run = {label: run.series.get(name, ()) for label, run in runs.items()}
-        unit = next((run.unit(name) for run in runs.values() if name in run.series), "")
-        axis = _axis(chain.from_iterable(by_run.values()))
-        lines = _lines(((label, _points(of_run, axis)) for label, of_run in by_run.items()), runs)
-        charts += of_lines(name, lines, axis, unit)
-    steps = _lines(((label, _steps(run)) for label, run in runs.items()), runs)
-    return charts + of_lines("step time", steps, "step", "s")
+    charts = [_of_metric(name, runs) for name in sorted(names, key=lambda name: name != "loss")]
+    steps = [Series(name=label, **_steps(run)) for label, run in runs.items()]
+    return [*chain.from_iterable(charts), *of_series("step time", steps, list(runs), "step", "s")]
 
 
 def of_machine(runs: Mapping[Label, Sequence[Track]]) -> list[Chart]:
@@ -85,25 +98,38 @@ def of_machine(runs: Mapping[Label, Sequence[Track]]) -> list[Chart]:
     charts: list[Chart] = []
     kinds = dict.fromkeys((track.what, track.unit) for track in chain.from_iterable(runs.values()))
     for title, unit in kinds:
-        lines = _lines(_tracks(runs, title, unit), runs)
-        if any(map(_is_nonzero, lines)):
-            charts += of_lines(title, lines, "seconds", unit)
+        series = list(_tracks(runs, title, unit))
+        if any(map(_is_nonzero, series)):
+            charts += of_series(title, series, list(runs), "seconds", unit)
     return charts
 
 
-def of_lines(title: str, lines: Iterable[Line], along: Axis, unit: str) -> list[Chart]:
-    """Return a chart of the lines with several values, if any; more than MOST are one line with a band."""
-    drawn = [line for line in lines if _count(line) > 1]
+def of_series(
+    title: str,
+    series: Iterable[Series],
+    runs: Sequence[Label],
+    along: Axis,
+    unit: str,
+    remark: str = "",
+    kinds: Sequence[str] = KINDS,
+) -> list[Chart]:
+    """Return a chart of the series with several values, if any; if more than MOST, of their means with a band.
+
+    ``kinds`` are those of the parts of a series' name.
+    """
+    drawn = [each for each in series if _count(each.points) > 1]
     if not drawn:
         return []
-    points = list(chain.from_iterable(line.points for line in drawn))
-    if len(drawn) > MOST:
-        drawn = [Line(name="all", points=sorted(points, key=_x))]
-    values = [value for _, value in points if value is not None]
-    absent = len(points) - len(values)
-    caption = f"{human.span(values)} {unit}".rstrip()
-    caption += f"; no value for {absent:,} of {absent + len(values):,}" if absent else ""
-    return [Chart(name=name_of(title), title=title, caption=caption, along=along, unit=unit, lines=tuple(drawn))]
+    values = list(chain.from_iterable((value for _, value in each.points) for each in drawn))
+    known = [value for value in values if value is not None]
+    lines, merged = _lines(drawn, runs, kinds)
+    remark = "; ".join(filter(None, (merged, remark)))
+    absent = len(values) - len(known)
+    caption = f"{human.span(known)} {unit}".rstrip()
+    caption += f"; no value for {absent:,} of {len(values):,}" if absent else ""
+    caption += f"; {remark}" if remark else ""
+    made = Chart(name=name_of(title), title=title, caption=caption, along=along, unit=unit, lines=lines, remark=remark)
+    return [made]
 
 
 def name_of(title: str) -> str:
@@ -135,21 +161,102 @@ def thinned(chart: Chart) -> Chart:
 # --- lines ---------------------------------------------------------------------------------------------------
 
 
-def _lines(named: Iterable[tuple[tuple[str, ...], Points]], runs: Iterable[Label]) -> list[Line]:
-    """Return lines by group, run, node and device, sorted by x; if more than MOST, merged by fewer of these."""
-    named = list(named)
-    lines: dict[tuple[str, ...], list[tuple[float, float | None]]] = {}
-    for depth in reversed(range(1, 1 + max((len(name) for name, _ in named), default=0))):
-        lines = {}
-        for name, points in named:
-            lines.setdefault(name[:depth], []).extend(points)
-        if len(lines) <= MOST:
-            break
-    return [
-        # The name of a run begins with that of its group.
-        Line(name=" ".join(filter(None, name[1:] or name)), points=sorted(points, key=_x), color=color, dash=dash)
-        for (name, points), (color, dash) in zip(lines.items(), _styles(list(lines), list(runs)), strict=True)
-    ]
+def _of_metric(name: str, runs: Mapping[Label, RecordedRun]) -> list[Chart]:
+    """Return the chart of a metric: over steps of the runs that have them, of all over time if none has."""
+    by_run = {label: of_main_rank(run.series[name]) for label, run in runs.items() if name in run.series}
+    axes = {label: _axis(samples) for label, (samples, _) in by_run.items()}
+    axis = min(axes.values(), key=AXES.index)
+    drawn = [_printed(label, samples, axis) for label, (samples, _) in by_run.items() if axes[label] == axis]
+    unit = next(runs[label].unit(name) for label in by_run)
+    remark = "; ".join(_remarks([rank for _, rank in by_run.values()], axes, axis))
+    return of_series(name, drawn, list(runs), axis, unit, remark)
+
+
+def _remarks(ranks: Sequence[str], axes: Mapping[Label, Axis], axis: Axis) -> Iterator[str]:
+    """Yield the rank that is drawn, if others printed the metric too, and the runs without steps."""
+    named = dict.fromkeys(filter(None, ranks))
+    if named:
+        yield next(iter(named)) if len(named) == 1 else "one rank of each run"
+    if without := [label[-1] for label, own in axes.items() if own != axis]:
+        yield f"without {human.listed(without)}: no {'steps' if axis == 'step' else 'times'}"
+
+
+def _lines(series: Sequence[Series], runs: Sequence[Label], kinds: Sequence[str]) -> tuple[tuple[Line, ...], str]:
+    """Return lines by the parts of their names; if more than MOST, merged by fewer of these, and of what each is."""
+    depth = len(series[0].name)
+    by_name = _by_name(series, depth)
+    while len(by_name) > MOST:
+        depth -= 1
+        by_name = _by_name(series, depth)
+    styles = _styles(list(by_name), runs)
+    lines = tuple(
+        _line(name, several, color, dash)
+        for (name, several), (color, dash) in zip(by_name.items(), styles, strict=True)
+    )
+    return lines, _merged_of(by_name, max(depth + 1, 2), kinds)
+
+
+def _by_name(series: Iterable[Series], depth: int) -> dict[tuple[str, ...], list[Series]]:
+    """Return series by the first parts of their names."""
+    by_name: dict[tuple[str, ...], list[Series]] = {}
+    for each in series:
+        by_name.setdefault(each.name[:depth], []).append(each)
+    return by_name
+
+
+def _line(name: tuple[str, ...], several: Sequence[Series], color: int, dash: int) -> Line:
+    """Return the line of a series, sorted by x, or the mean of several."""
+    # The name of a run begins with that of its group.
+    text = " ".join(filter(None, name[1:] or name))
+    if len(several) > 1:
+        points, band = _means(several)
+        return Line(name=text or "all", points=points, band=band, color=color, dash=dash)
+    (only,) = several
+    order = sorted(range(len(only.points)), key=lambda place: only.points[place][0])
+    times = [only.times[place] for place in order] if only.times else ()
+    return Line(name=text, points=[only.points[place] for place in order], times=times, color=color, dash=dash)
+
+
+def _merged_of(by_name: Mapping[tuple[str, ...], Sequence[Series]], parts: int, kinds: Sequence[str]) -> str:
+    """Return ``mean of 2 nodes`` for lines that stand for several series, told apart by so many parts; else empty."""
+    if all(len(several) == 1 for several in by_name.values()):
+        return ""
+    counts = [len({each.name[:parts] for each in several}) for several in by_name.values()]
+    fewest = "" if min(counts) == max(counts) else f"{min(counts):,} to "
+    return f"mean of {fewest}{human.count(max(counts), kinds[parts - 1])}"
+
+
+def _means(several: Sequence[Series]) -> tuple[Points, list[tuple[float | None, float | None]]]:
+    """Return the mean of several series in each part of the axis, and their lowest and highest values there."""
+    parts: dict[float, dict[int, list[float]]] = {}
+    place_of = _places([each.points for each in several])
+    for number, each in enumerate(several):
+        for x, y in each.points:
+            part = parts.setdefault(place_of(x), {})
+            if y is not None:
+                part.setdefault(number, []).append(y)
+    points: list[tuple[float, float | None]] = []
+    band: list[tuple[float | None, float | None]] = []
+    for x, part in sorted(parts.items()):
+        values = list(chain.from_iterable(part.values()))
+        # Each counts once, however often it was sampled.
+        points.append((x, mean(map(mean, part.values())) if values else None))
+        band.append((min(values), max(values)) if values else (None, None))
+    return points, band
+
+
+def _places(several: Sequence[Points]) -> Callable[[float], float]:
+    """Return a function from x to the place of its part: x itself if few are shared, else the part's middle.
+
+    In each part every series has a value, as far as they are sampled equally often.
+    """
+    xs = {x for points in several for x, _ in points}
+    longest = max(map(len, several))
+    if len(xs) <= min(longest, BAND_PARTS):
+        return lambda x: x
+    first, count = min(xs), max(1, min(BAND_PARTS, longest // 2))
+    width = (max(xs) - first) / count
+    return lambda x: first + (min(int((x - first) / width), count - 1) + 0.5) * width
 
 
 def _styles(names: Sequence[tuple[str, ...]], runs: Sequence[Label]) -> list[tuple[int, int]]:
@@ -163,48 +270,46 @@ def _styles(names: Sequence[tuple[str, ...]], runs: Sequence[Label]) -> list[tup
     return [(color, color if apart else place % MOST) for place, color in enumerate(colors)]
 
 
-def _tracks(runs: Mapping[Label, Sequence[Track]], title: str, unit: str) -> Iterator[tuple[tuple[str, ...], Points]]:
+def _tracks(runs: Mapping[Label, Sequence[Track]], title: str, unit: str) -> Iterator[Series]:
     """Yield the tracks of one quantity, each with its group, run, node and device."""
     for label, tracks in runs.items():
         for track in tracks:
             if (track.what, track.unit) == (title, unit):
-                yield (*label, track.node, track.device), track.points
+                yield Series(name=(*label, track.node, track.device), points=track.points)
 
 
-def _axis(samples: Iterable[Sample]) -> Axis:
+def _axis(samples: Sequence[Sample]) -> Axis:
     """Return a metric's x axis: steps, else time, if all samples have it; else their number."""
-    of_all = list(samples)
-    if all(sample.step is not None for sample in of_all):
+    if all(sample.step is not None for sample in samples):
         return "step"
-    return "seconds" if all(sample.seconds is not None for sample in of_all) else "value"
+    return "seconds" if all(sample.seconds is not None for sample in samples) else "value"
 
 
-def _points(samples: Sequence[Sample], axis: Axis) -> Points:
-    """Return the values of a metric along an axis."""
+def _printed(label: Label, samples: Sequence[Sample], axis: Axis) -> Series:
+    """Return the values of a metric of a run along an axis, with their times along steps."""
     if axis == "step":
-        return [(float(sample.step or 0), sample.value) for sample in samples]
+        times = [sample.seconds for sample in samples]
+        points = [(float(sample.step or 0), sample.value) for sample in samples]
+        return Series(name=label, points=points, times=() if None in times else times)
     if axis == "seconds":
-        return [(float(sample.seconds or 0), sample.value) for sample in samples]
-    return [(float(number), sample.value) for number, sample in enumerate(samples, 1)]
+        return Series(name=label, points=[(float(sample.seconds or 0), sample.value) for sample in samples])
+    return Series(name=label, points=[(float(number), sample.value) for number, sample in enumerate(samples, 1)])
 
 
-def _steps(run: RecordedRun) -> Points:
-    """Return (step, seconds) for each step of a run."""
-    return [(float(step), seconds) for step, seconds in step_times(run.series)]
+def _steps(run: RecordedRun) -> dict[str, Any]:
+    """Return (step, seconds) for each step of a run, and its times."""
+    steps = step_times({name: of_main_rank(samples)[0] for name, samples in run.series.items()})
+    return {"points": [(float(step), seconds) for step, seconds, _ in steps], "times": [end for *_, end in steps]}
 
 
-def _count(line: Line) -> int:
-    """Return the number of values of a line."""
-    return sum(value is not None for _, value in line.points)
+def _count(points: Points) -> int:
+    """Return the number of values."""
+    return sum(value is not None for _, value in points)
 
 
-def _is_nonzero(line: Line) -> bool:
-    """Return True if a line has a value other than zero."""
-    return any(value for _, value in line.points)
-
-
-def _x(point: tuple[float, float | None]) -> float:
-    return point[0]
+def _is_nonzero(series: Series) -> bool:
+    """Return True if a series has a value other than zero."""
+    return any(value for _, value in series.points)
 
 
 # --- thinning ------------------------------------------------------------------------------------------------
@@ -212,24 +317,34 @@ def _x(point: tuple[float, float | None]) -> float:
 
 def _thinned(line: Line) -> Line:
     """Return a line whose points are few, with rounded values; with a band if it has several points of one x."""
-    places = {x for x, _ in line.points}
-    if len(places) < len(line.points):
-        return _banded(line)
-    points = line.points
+    if line.band:
+        return _rounded_band(line)
+    points, times = line.points, dict(zip((x for x, _ in line.points), line.times, strict=False))
+    if len({x for x, _ in points}) < len(points):
+        return _banded(line, times)
     if len(points) > 2 * PARTS:
         points = list(chain.from_iterable(map(_extremes, _parts(points, PARTS))))
-    return replace(line, points=[(round(x, 3), _rounded(y)) for x, y in points])
+    kept = [times[x] for x, _ in points] if times else ()
+    return replace(line, points=[(round(x, 3), _rounded(y)) for x, y in points], times=kept)
 
 
-def _banded(line: Line) -> Line:
+def _rounded_band(line: Line) -> Line:
+    """Return a line with a band, with rounded values."""
+    points = [(round(x, 3), _rounded(y)) for x, y in line.points]
+    return replace(line, points=points, band=[(_rounded(low), _rounded(high)) for low, high in line.band])
+
+
+def _banded(line: Line, times: Mapping[float, float | None]) -> Line:
     """Return a line of the medians of its parts, with their lowest and highest values as band."""
     points: list[tuple[float, float | None]] = []
     band: list[tuple[float | None, float | None]] = []
-    for part in _parts(line.points, BAND_PARTS):
+    parts = _parts(line.points, BAND_PARTS)
+    for part in parts:
         values = [y for _, y in part if y is not None]
         points.append((round(mean(x for x, _ in part), 3), _rounded(median(values)) if values else None))
         band.append((_rounded(min(values)), _rounded(max(values))) if values else (None, None))
-    return replace(line, points=points, band=band)
+    kept = [times[part[-1][0]] for part in parts] if times else ()
+    return replace(line, points=points, band=band, times=kept)
 
 
 def _parts(points: Points, most: int) -> list[list[tuple[float, float | None]]]:

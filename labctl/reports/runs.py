@@ -22,10 +22,10 @@ from labctl.records import last_words, metrics, places, store, straggler, verdic
 from labctl.records.metrics import Sample
 from labctl.reports import chart, curves, samples
 from labctl.reports.chart import Bar
-from labctl.reports.curves import Chart, Label, Line, Points
+from labctl.reports.curves import Chart, Label, Points, Series
 from labctl.reports.page import policy, render, static
 from labctl.runs import compare, origin, series
-from labctl.runs.compare import Comparison, RecordedRun
+from labctl.runs.compare import Comparison, Difference, RecordedRun
 from labctl.system import files, human
 
 PAGE = "report.html"
@@ -47,8 +47,14 @@ HEADLINE_METRICS = ("throughput", "loss", "train_loss")
 """Metrics of the headline, those that a run has."""
 MOST_IN_HEADLINE = 2
 """Metrics of the headline of a run that has none of HEADLINE_METRICS."""
+DIFFERENCES = 8
+"""Differences between runs of which all are shown; of more, those of files and packages are folded."""
 SUMMED_RATES = ("samples/s", "tokens/s", "images/s")
 """Units of rates to which every rank adds its part."""
+FOLDED = ("file", "package")
+"""Kinds of facts that may be many."""
+MOST_SETTINGS, LONGEST_SETTINGS = 2, 30
+"""Settings in the name of a line at most, and their characters."""
 FILES = {
     store.OUTPUT: "output.log",
     "ranks": "output of each rank",
@@ -196,10 +202,11 @@ def _content(lab: Path, runs: Sequence[RecordedRun], address: Callable[[Path], s
     sections = [_section(label[-1], run, paths[label], address(paths[label])) for label, run in by_label.items()]
     by_id = {run.result.run_id: run for run in runs}
     return {
-        **_charts(by_label, paths),
+        **_charts(by_label, paths, _line_names(compared, labels)),
         "ranks": list(_ranks(times)),
         "sections": sections,
         "compared": compared,
+        "differences": _folded(compared.differences),
         "described": list(compare.described(compared)),
         "checks": _checks(sections, only_missed=len(runs) > 1),
         "metrics": _at_end(compared),
@@ -209,10 +216,12 @@ def _content(lab: Path, runs: Sequence[RecordedRun], address: Callable[[Path], s
     }
 
 
-def _charts(runs: Mapping[Label, RecordedRun], paths: Mapping[Label, Path]) -> dict[str, object]:
-    """Return the charts of runs and of their machines, with data and styles."""
-    of_metrics = curves.of_runs(runs)
-    of_machine = curves.of_machine({label: samples.read(path) for label, path in paths.items()})
+def _charts(
+    runs: Mapping[Label, RecordedRun], paths: Mapping[Label, Path], names: Mapping[Label, Label]
+) -> dict[str, object]:
+    """Return the charts of runs and of their machines, with data and styles; ``names`` are those of their lines."""
+    of_metrics = curves.of_runs({names[label]: run for label, run in runs.items()})
+    of_machine = curves.of_machine({names[label]: samples.read(path) for label, path in paths.items()})
     charts = curves.named_apart((*of_metrics, *of_machine))
     return {"curves": charts[: len(of_metrics)], "machine": charts[len(of_metrics) :], **_looks(charts)}
 
@@ -243,6 +252,14 @@ def _written(template: str, content: Mapping[str, Any]) -> Report:
         ranks.name: chart.bars(ranks.bars, f"{ranks.title} ({ranks.unit})", ranks.caption) for ranks in content["ranks"]
     }
     return Report(html, {f"{name}.png": drawing.png() for name, drawing in drawings.items()})
+
+
+def _folded(differences: Sequence[Difference]) -> tuple[list[Difference], list[Difference]]:
+    """Return the differences to show, what a person chose first, and those to fold: files and packages, if many."""
+    chosen = [difference for difference in differences if _part(difference.what) not in FOLDED]
+    ordered = chosen + [difference for difference in differences if difference not in chosen]
+    shown = len(chosen) if chosen and len(ordered) > DIFFERENCES else DIFFERENCES
+    return ordered[:shown], ordered[shown:]
 
 
 def _checks(sections: Iterable[Section], *, only_missed: bool) -> list[tuple[str, CriterionResult]]:
@@ -285,11 +302,8 @@ def of_csv(path: Path) -> Report:
 
 def _epoch_chart(by_rank: Mapping[int, Sequence[samples.EpochRow]], column: str, title: str, unit: str) -> list[Chart]:
     """Return the chart of a column of a metrics.csv, with a line per rank; none without values."""
-    lines = [
-        Line(name=f"rank {rank}", points=_column(rows, column), color=place % curves.MOST, dash=place % curves.MOST)
-        for place, (rank, rows) in enumerate(by_rank.items())
-    ]
-    return curves.of_lines(title, lines, "epoch", unit)
+    ranks = [Series(name=("", f"rank {rank}"), points=_column(rows, column)) for rank, rows in by_rank.items()]
+    return curves.of_series(title, ranks, [("", "")], "epoch", unit, kinds=("", "rank"))
 
 
 def _mean(times: Sequence[float]) -> float | None:
@@ -316,6 +330,30 @@ def _labels(compared: Comparison) -> dict[str, Label]:
     return labels
 
 
+def _line_names(compared: Comparison, labels: Mapping[str, Label]) -> dict[Label, Label]:
+    """Return the names of lines by label: with the settings that differ if few and short, else with the run's id."""
+    if len(labels) == 1:
+        return {label: label for label in labels.values()}
+    differing = [difference for difference in compared.differences if _is_setting(difference.what)]
+    settings = {group.name: _settings_of(group.name, differing) for group in compared.groups}
+    long = any(len(text) > LONGEST_SETTINGS for text in settings.values())
+    if long or not 0 < len(differing) <= MOST_SETTINGS:
+        return {label: (label[0], f"{label[1]} {run_id.rpartition('-')[2]}") for run_id, label in labels.items()}
+    named = ((label, settings[label[0]]) for label in labels.values())
+    return {label: (f"{label[0]} {text}", f"{label[1]} {text}") for label, text in named}
+
+
+def _settings_of(group: str, differing: Iterable[Difference]) -> str:
+    """Return the settings of a group that differ, as ``learning-rate=0.003``."""
+    names = ((each.what.lstrip("-").rpartition(".")[2], each.values[group] or "none") for each in differing)
+    return " ".join(f"{name}={value}" for name, value in names)
+
+
+def _is_setting(fact: str) -> bool:
+    """Return True if a fact is an option of the script, a setting, or part of a configuration."""
+    return fact.isupper() or fact.startswith(("--", "deepspeed.", "environment."))
+
+
 def _environment(facts: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return a run's redacted facts in parts by title: the main ones, with an empty title, come first."""
     parts: dict[str, dict[str, str]] = {"": {}}
@@ -329,7 +367,7 @@ def _part(fact: str) -> str:
     if fact.isupper():
         return "setting"
     kind = fact.partition(" ")[0]
-    return kind if kind in ("file", "package") else ""
+    return kind if kind in FOLDED else ""
 
 
 # --- figures -------------------------------------------------------------------------------------------------

@@ -185,8 +185,12 @@ def _effects(groups: Sequence[Group]) -> Iterator[Effect]:
 
 
 def described(compared: Comparison) -> Iterator[tuple[str, list[str]]]:
-    """Yield a heading, ``B against A`` or empty for a single group, with the effects in words."""
-    for (group, against), effects in groupby(compared.effects, lambda effect: (effect.group, effect.against)):
+    """Yield a heading, ``B against A`` or empty for a single group, with the effects in words.
+
+    Effects without a judgement are left out: the table of metrics has their changes.
+    """
+    judged = (effect for effect in compared.effects if effect.run or effect.basis)
+    for (group, against), effects in groupby(judged, lambda effect: (effect.group, effect.against)):
         yield "" if group == against else f"{group} against {against}", list(map(spread.in_words, effects))
 
 

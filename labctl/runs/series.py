@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -110,10 +111,37 @@ def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:
     return {name: kept.samples for name, kept in thinned.items()}
 
 
-def step_times(by_metric: Mapping[str, Sequence[Sample]]) -> list[tuple[int, float]]:
-    """Return (step, seconds per step) between samples of the metric with most timed steps; [] without any."""
+def main_rank(counts: Mapping[int | None, int]) -> int | None:
+    """Return the rank to draw, by the number of samples of each: the lowest with at least half of the most.
+
+    Ranks that print the same may be some samples apart while they run, and when they are killed.
+    """
+    most = max(counts.values(), default=0)
+    return min((rank for rank, count in counts.items() if 2 * count >= most), key=_rank_order, default=None)
+
+
+def _rank_order(rank: int | None) -> int:
+    return -1 if rank is None else rank
+
+
+def of_main_rank(samples: Sequence[Sample]) -> tuple[Sequence[Sample], str]:
+    """Return the samples of one rank, and ``rank 0`` if those of others were left out; else empty."""
+    counts = Counter(sample.rank for sample in samples)
+    if len(counts) < 2:
+        return samples, ""
+    rank = main_rank(counts)
+    return [sample for sample in samples if sample.rank == rank], named_rank(rank)
+
+
+def named_rank(rank: int | None) -> str:
+    """Return ``rank 0``, or that the rank is unknown."""
+    return "unknown rank" if rank is None else f"rank {rank}"
+
+
+def step_times(by_metric: Mapping[str, Sequence[Sample]]) -> list[tuple[int, float, float]]:
+    """Return (step, seconds per step, time of its end) between samples of the metric with most timed steps."""
     longest = max(map(_timed_steps, by_metric.values()), key=len, default=[])
-    return [(to, (end - begin) / (to - of)) for (of, begin), (to, end) in pairwise(longest) if to > of]
+    return [(to, (end - begin) / (to - of), end) for (of, begin), (to, end) in pairwise(longest) if to > of]
 
 
 def _timed_steps(samples: Sequence[Sample]) -> list[tuple[int, float]]:

@@ -148,7 +148,7 @@
   /* Show the run live. */
   function begin() {
     // Values in the page when it was loaded do not change.
-    for (const old of document.querySelectorAll("header .headline, figcaption .dim")) old.hidden = true;
+    for (const old of document.querySelectorAll("header .headline")) old.hidden = true;
     confirmed("stop", "stopping", stop);
     byId("stacks").addEventListener("click", showStacks);
     setInterval(() => state && !document.hidden && showTime(), 1000);

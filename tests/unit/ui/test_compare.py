@@ -41,12 +41,12 @@ def page(site: Site, *named: str) -> str:
 def test_settings_metrics_and_curves_are_on_one_page(site: Site) -> None:
     html = page(site, FIRST, SECOND)
     assert '<th scope="row">MICRO</th><td data-head="A">1</td><td data-head="B">4</td>' in html
-    assert "loss at the end" in html
+    assert '<th scope="row">loss<span class="dim">at the end</span></th>' in html
     (data,) = (
         part.partition("</script>")[0] for part in html.split('<script type="application/json" id="charts">')[1:]
     )
     (loss, *_) = json.loads(data)
-    assert [line["name"] for line in loss["lines"]] == ["A", "B"]
+    assert [line["name"] for line in loss["lines"]] == ["A MICRO=1", "B MICRO=4"]
     assert f'<a href="/t/run/{FIRST}">{FIRST}</a>' in html
 
 
