@@ -329,9 +329,17 @@ def _thinned(line: Line) -> Line:
 
 
 def _rounded_band(line: Line) -> Line:
-    """Return a line with a band, with rounded values."""
-    points = [(round(x, 3), _rounded(y)) for x, y in line.points]
-    return replace(line, points=points, band=[(_rounded(low), _rounded(high)) for low, high in line.band])
+    """Return a line with a band, with rounded values; of many points the means and ranges of parts."""
+    ranges = dict(zip((x for x, _ in line.points), line.band, strict=True))
+    parts = _parts(line.points, BAND_PARTS) if len(line.points) > BAND_PARTS else [[point] for point in line.points]
+    points: list[tuple[float, float | None]] = []
+    band: list[tuple[float | None, float | None]] = []
+    for part in parts:
+        values = [y for _, y in part if y is not None]
+        bounds = [bound for x, _ in part for bound in ranges[x] if bound is not None]
+        points.append((round(mean(x for x, _ in part), 3), _rounded(mean(values)) if values else None))
+        band.append((_rounded(min(bounds)), _rounded(max(bounds))) if bounds else (None, None))
+    return replace(line, points=points, band=band, times=())
 
 
 def _banded(line: Line, times: Mapping[float, float | None]) -> Line:

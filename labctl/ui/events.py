@@ -56,6 +56,7 @@ class Reader:
         self._samples = (offsets[2:] + [0] * nodes)[:nodes]
         self._of_metrics = MetricsReader(watcher.charts, watcher.job)
         self._charts: set[str] = set()
+        self._new = NewPoints()
         self._state: State | None = None
 
     def read(self) -> str:
@@ -72,7 +73,7 @@ class Reader:
 
     def _points(self) -> Iterator[str]:
         """Yield new charts, then new points."""
-        new = NewPoints()
+        new = self._new = NewPoints(self._new)
         self._metrics = self._of_metrics.read(self._watcher.folder, self._metrics, new)
         read_samples(self._watcher.charts, self._watcher.tables, self._samples, new)
         for name, chart in new.charts.items():

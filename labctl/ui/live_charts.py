@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -14,8 +15,9 @@ from msgspec import Struct
 from labctl.model import Job
 from labctl.records import samples, store
 from labctl.records.metrics import Sample, finite
-from labctl.reports.curves import MOST, Axis, Chart, Line, name_of, named_apart, thinned
-from labctl.system import files
+from labctl.reports.curves import MOST, Axis, Chart, Line, Points, Times, name_of, named_apart, thinned
+from labctl.runs.series import main_rank, named_rank
+from labctl.system import files, human
 from labctl.system.decode import decode
 
 ROWS = 20_000
@@ -63,12 +65,17 @@ class SampleTable:
         self._last.extend(rows)
 
 
-class LinePoints(Struct, frozen=True):
-    """Points to add to a line of a chart."""
+class LinePoints(Struct, frozen=True, omit_defaults=True):
+    """Points to add to a line of a chart; with times if over steps, with ranges if the line stands for several."""
 
     chart: str
     line: str
-    points: Sequence[tuple[float, float | None]]
+    points: Points
+    times: Times = ()
+    band: Sequence[tuple[float | None, float | None]] = ()
+    remark: str = ""
+    anew: bool = False
+    """True if they replace all earlier points of the line."""
 
 
 class LiveCharts:
@@ -91,28 +98,56 @@ class LiveCharts:
 
 
 class NewPoints:
-    """New points by line; several of a line with the same x become one, their mean."""
+    """New points by line; several of a line with the same x become one, their mean with a band."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: NewPoints | None = None) -> None:
+        """Begin without points; values at the last x of the earlier ones, as of other nodes, still count."""
         self.charts: dict[str, Chart] = {}
+        self.remarks: dict[str, str] = {}
+        """By the names of charts."""
+        self.anew: set[str] = set()
+        """Names of charts whose earlier points are replaced."""
         self._values: dict[tuple[str, str], dict[float, list[float]]] = {}
+        self._times: dict[tuple[str, str, float], float] = {}
+        self._last = earlier.last() if earlier else {}
 
-    def add(self, chart: Chart, line: str, x: float, y: float | None) -> None:
-        """Add a point; y is None if it is unknown."""
+    def last(self) -> dict[tuple[str, str], tuple[float, list[float]]]:
+        """Return the last x of each line so far, with its values."""
+        return self._last | {key: max(values.items(), key=_x) for key, values in self._values.items()}
+
+    def add(self, chart: Chart, line: str, x: float, y: float | None, seconds: float | None = None) -> None:
+        """Add a point; y is None if it is unknown, and so are the seconds of a point over steps."""
         self.charts[chart.name] = chart
-        values = self._values.setdefault((chart.name, line), {}).setdefault(x, [])
+        key = (chart.name, line)
+        values = self._values.setdefault(key, {})
+        if x not in values:
+            last, earlier = self._last.get(key, (None, []))
+            values[x] = [*earlier] if last == x and chart.along == "seconds" else []
         if y is not None:
-            values.append(y)
+            values[x].append(y)
+        if seconds is not None and chart.along == "step":
+            self._times[chart.name, line, x] = seconds
 
     def points(self) -> list[LinePoints]:
         """Return the points of each line by ascending x; many are thinned."""
-        return [LinePoints(*key, self._thinned(*key, values)) for key, values in self._values.items()]
+        return [self._line_points(*key, values) for key, values in self._values.items()]
 
-    def _thinned(self, chart: str, line: str, values: dict[float, list[float]]) -> Sequence[tuple[float, float | None]]:
-        """Return the means of values by place, thinned."""
-        points = [(x, mean(ys) if ys else None) for x, ys in sorted(values.items())]
-        drawn = msgspec.structs.replace(self.charts[chart], lines=(Line(name=line, points=points),))
-        return thinned(drawn).lines[0].points
+    def _line_points(self, chart: str, name: str, values: dict[float, list[float]]) -> LinePoints:
+        """Return the means of values by place, thinned, with their ranges if there are several at one place."""
+        ordered = sorted(values.items())
+        points = [(x, mean(ys) if ys else None) for x, ys in ordered]
+        band = [(min(ys), max(ys)) if ys else (None, None) for _, ys in ordered]
+        times = [self._times.get((chart, name, x)) for x, _ in ordered]
+        line = Line(
+            name=name,
+            points=points,
+            band=band if any(len(ys) > 1 for ys in values.values()) else (),
+            times=() if None in times else times,
+        )
+        (drawn,) = thinned(msgspec.structs.replace(self.charts[chart], lines=(line,))).lines
+        return LinePoints(
+            chart, name, drawn.points, drawn.times, drawn.band, self.remarks.get(chart, ""), chart in self.anew
+        )
 
 
 def lines_after(file: Path, offset: int) -> tuple[list[bytes], int]:
@@ -140,18 +175,52 @@ class MetricsReader:
         self._timed = ""
         """Metric by which steps are timed: the first with steps and times."""
         self._step, self._at = 0, 0.0
+        self._ranks: dict[str, Counter[int | None]] = {}
+        """Samples of each rank, by metric."""
+        self._counted = 0
+        """Offset up to which they are counted."""
 
     def read(self, folder: Path, offset: int, new: NewPoints) -> int:
-        """Add the points of new samples; return the offset behind them."""
-        lines, end = lines_after(folder / store.METRICS, offset)
+        """Add the points of new samples; return the offset behind them.
+
+        If by now another rank of a metric is to be drawn, add all points.
+        """
+        file, before = folder / store.METRICS, self._drawn()
+        lines, end = lines_after(file, offset)
+        self._count(file, end)
+        drawn = self._drawn()
+        is_other = offset > 0 and any(drawn[metric] != rank for metric, rank in before.items())
+        if is_other:
+            lines, end = lines_after(file, 0)
+            self._step, self._at = 0, 0.0
         for sample in filter(None, map(_sample, lines)):
-            along: Axis = "seconds" if sample.step is None else "step"
-            chart = self._charts.chart("metric", sample.metric, along, self._units.get(sample.metric, ""))
-            x = sample.step if chart.along == "step" else sample.seconds
-            if x is not None:
-                new.add(chart, "", x, sample.value)
-            self._time(sample, new)
+            if sample.rank == drawn.get(sample.metric):
+                self._add(sample, new)
+        new.anew |= set(new.charts) if is_other else set()
         return end
+
+    def _count(self, file: Path, end: int) -> None:
+        """Count the samples of each rank up to an offset."""
+        lines = [b""]
+        while self._counted < end and lines:
+            lines, self._counted = lines_after(file, self._counted)
+            for sample in filter(None, map(_sample, lines)):
+                self._ranks.setdefault(sample.metric, Counter())[sample.rank] += 1
+
+    def _drawn(self) -> dict[str, int | None]:
+        """Return the rank to draw of each metric."""
+        return {metric: main_rank(counts) for metric, counts in self._ranks.items()}
+
+    def _add(self, sample: Sample, new: NewPoints) -> None:
+        """Add the point of a sample, and the time of its step."""
+        along: Axis = "seconds" if sample.step is None else "step"
+        chart = self._charts.chart("metric", sample.metric, along, self._units.get(sample.metric, ""))
+        x = sample.step if chart.along == "step" else sample.seconds
+        if len(self._ranks.get(sample.metric, ())) > 1:
+            new.remarks[chart.name] = named_rank(sample.rank)
+        if x is not None:
+            new.add(chart, "", x, sample.value, sample.seconds)
+        self._time(sample, new)
 
     def _time(self, sample: Sample, new: NewPoints) -> None:
         """Add the time of a step, between two samples of the metric by which steps are timed."""
@@ -163,7 +232,7 @@ class MetricsReader:
         # In another epoch steps may begin again.
         if sample.step > self._step > 0:
             chart = self._charts.chart("step", STEP_TIME, "step", "s")
-            new.add(chart, "", sample.step, (sample.seconds - self._at) / (sample.step - self._step))
+            new.add(chart, "", sample.step, (sample.seconds - self._at) / (sample.step - self._step), sample.seconds)
         self._step, self._at = sample.step, sample.seconds
 
 
@@ -196,7 +265,8 @@ def read_samples(charts: LiveCharts, tables: Sequence[SampleTable], offsets: lis
         devices = Counter(column.title for column in columns)
         for column in columns:
             line = _line_of(table.node, column.device, len(tables), devices[column.title])
-            _add_column(charts, column, line, rows, new)
+            remark = _merged_of(line, table.node, len(tables), devices[column.title])
+            _add_column(charts, column, line, rows, new, remark)
 
 
 def _columns(head: str) -> Iterator[Column]:
@@ -214,16 +284,30 @@ def _line_of(node: str, device: str, nodes: int, devices: int) -> str:
     return node if nodes <= MOST else ALL
 
 
-def _add_column(charts: LiveCharts, column: Column, line: str, rows: Sequence[Sequence[str]], new: NewPoints) -> None:
+def _merged_of(line: str, node: str, nodes: int, devices: int) -> str:
+    """Return of what a line is the mean; empty if it is of one node or device."""
+    if line == ALL:
+        return f"mean of {human.count(nodes, 'node')}"
+    return f"mean of {human.count(devices, 'device')}" if line == node and devices > 1 else ""
+
+
+def _add_column(
+    charts: LiveCharts, column: Column, line: str, rows: Sequence[Sequence[str]], new: NewPoints, remark: str
+) -> None:
     """Add the points of a column; none as long as it was always zero."""
     points = [(_number(row[0]), _number(row[column.place])) for row in rows if len(row) > column.place]
     key = (MACHINE, column.title)
     if key not in charts.by_title and not any(value for at, value in points if at is not None):
         return
     chart = charts.chart(*key, "seconds", column.unit)
+    new.remarks[chart.name] = remark
     for at, value in points:
         if at is not None:
             new.add(chart, line, round(at) if line == ALL else at, value)
+
+
+def _x(point: tuple[float, Any]) -> float:
+    return point[0]
 
 
 def _number(cell: str) -> float | None:

@@ -1,7 +1,8 @@
 /* Interactive charts of a page: those of its data block, the JSON in the element #charts, and those that a script adds.
-   labctl.charts.add(container, chart) draws one in a new figure of a container; labctl.charts.append(name, line, points)
-   adds points to one. A chart is {name, title, caption, along, unit, lines: [{name, points: [[x, y]], color, dash,
-   band: [[low, high]]}]}; a y of null is a gap, a band is the range of the values that a line stands for. */
+   labctl.charts.add(container, chart) draws one in a new figure of a container; labctl.charts.append(name, line, points,
+   {times, band, remark, anew}) adds points to one. A chart is {name, title, caption, remark, along, unit, lines: [{name,
+   points: [[x, y]], color, dash, band: [[low, high]], times: [seconds]}]}; a y of null is a gap, a band is the range of the
+   values that a line stands for, times are those of points over steps. */
 "use strict";
 (() => {
   const { element, number } = labctl;
@@ -45,43 +46,41 @@
   // --- lines ---
 
   /* Return a line as a chart keeps it, from its data. */
-  function newLine(place, { name, points = [], band = [], color = place % 6, dash = place % 6 }) {
+  function newLine(place, { name, points = [], band = [], times = [], color = place % 6, dash = place % 6 }) {
     const [xs, ys] = [points.map((point) => point[0]), points.map((point) => point[1])];
-    return { name, color, dash, xs, ys, band: band.length ? [...band] : null, shown: true };
+    const [ranges, seconds] = [band.length ? [...band] : null, times.length ? [...times] : null];
+    return { name, color, dash, xs, ys, band: ranges, times: seconds, shown: true };
   }
 
-  /* Add points to a line; one with the x of the last point replaces it. */
-  function extend(line, points) {
-    for (const [x, y] of points) {
+  /* Add points to a line; one with the x of the last point replaces it. Points without times end those of the line. */
+  function extend(line, points, { times = [], band = [], anew = false }) {
+    if (anew) Object.assign(line, { xs: [], ys: [], band: null, times: null });
+    if (band.length) line.band ||= line.ys.map((y) => [y, y]);
+    if (!line.xs.length && times.length) line.times = [];
+    if (!times.length) line.times = null;
+    points.forEach(([x, y], number) => {
       const last = line.xs.length - 1;
-      if (last < 0 || x > line.xs[last]) {
-        line.xs.push(x);
-        line.ys.push(y);
-        if (line.band) line.band.push([y, y]);
-      } else if (x === line.xs[last]) {
-        line.ys[last] = y;
-        if (line.band && y !== null) widen(line.band[last], y);
-      }
-    }
+      if (last >= 0 && x < line.xs[last]) return;
+      const place = x === line.xs[last] ? last : last + 1;
+      line.xs[place] = x;
+      line.ys[place] = y;
+      if (line.band) line.band[place] = band[number] ?? [y, y];
+      if (line.times) line.times[place] = times[number];
+    });
     if (line.xs.length > MOST) thin(line);
-  }
-
-  /* Widen a range so that it contains a value. */
-  function widen(range, y) {
-    range[0] = range[0] === null ? y : Math.min(range[0], y);
-    range[1] = range[1] === null ? y : Math.max(range[1], y);
   }
 
   /* Keep the lowest and the highest point of each part, so that a spike stays. */
   function thin(line) {
     const kept = [];
     const size = Math.ceil(line.xs.length / (MOST / 4));
+    const [lows, highs] = line.band ? [0, 1].map((bound) => line.band.map((range) => range[bound])) : [line.ys, line.ys];
     for (let from = 0; from < line.xs.length; from += size) {
       let [low, high] = [-1, -1];
       for (let at = from; at < Math.min(from + size, line.xs.length); at++) {
         if (line.ys[at] === null) continue;
-        if (low < 0 || line.ys[at] < line.ys[low]) low = at;
-        if (high < 0 || line.ys[at] > line.ys[high]) high = at;
+        if (low < 0 || lows[at] < lows[low]) low = at;
+        if (high < 0 || highs[at] > highs[high]) high = at;
       }
       if (low < 0) kept.push(from);
       else kept.push(...new Set([Math.min(low, high), Math.max(low, high)]));
@@ -89,6 +88,7 @@
     line.xs = kept.map((at) => line.xs[at]);
     line.ys = kept.map((at) => line.ys[at]);
     line.band = line.band && kept.map((at) => line.band[at]);
+    line.times = line.times && kept.map((at) => line.times[at]);
   }
 
   /* Return the exponential moving average, as TensorBoard has it: its beginning is not drawn towards zero. */
@@ -122,15 +122,33 @@
     return at;
   }
 
+  /* Return a line over its times. */
+  function overTime({ xs, ys, band, times }) {
+    const order = xs.map((_, at) => at).sort((one, other) => times[one] - times[other]);
+    const picked = (values) => order.map((at) => values[at]);
+    return { xs: picked(times), ys: picked(ys), band: band && picked(band) };
+  }
+
+  // --- the x axis: as the chart has it, or the time of steps ---
+
+  /* Return true if a chart over steps can be drawn over time. */
+  function hasTimes(view) {
+    return view.chart.along === "step" && view.lines.length > 0 && view.lines.every((line) => line.times);
+  }
+
+  /* Return what a chart is drawn over now. */
+  function along(view) {
+    return view.settings.time && hasTimes(view) ? "seconds" : view.chart.along;
+  }
+
   // --- a chart ---
 
   /* Make a figure interactive: draw its chart, with a legend, keys and a text for screen readers. */
   function newView(figure, chart) {
-    const view = { figure, chart, plot: null, x: null, range: null, drawn: 0, waiting: 0 };
+    const view = { figure, chart, caption: chart.caption, plot: null, x: null, range: null, drawn: 0, waiting: 0 };
     view.lines = chart.lines.map((line, place) => newLine(place, line));
     view.settings = settingsOf(figure.parentElement);
-    const label = `${chart.title} over ${chart.along}, ${chart.caption}; arrow keys move through the values`;
-    view.box = element("div", { class: "plot", tabindex: "0", role: "application", "aria-label": label });
+    view.box = element("div", { class: "plot", tabindex: "0", role: "application" });
     view.legend = element("div", { class: "legend" });
     view.spoken = element("p", { class: "unseen", "aria-live": "polite" });
     figure.append(view.box, view.legend, view.spoken);
@@ -141,17 +159,26 @@
     new ResizeObserver(() => resize(view)).observe(view.box);
   }
 
+  /* Show the caption of a chart, and have it read out. */
+  function describe(view) {
+    const text = view.figure.querySelector("figcaption .dim");
+    if (text) text.textContent = view.caption;
+    const label = `${view.chart.title} over ${along(view)}, ${view.caption}; arrow keys move through the values`;
+    view.box.setAttribute("aria-label", label);
+  }
+
   /* Return the tracks of all lines: curve, bounds and raw values, in the order of the plot's series. */
   function tracks(view) {
     const { weight } = view.settings;
     const all = [];
     for (const line of view.lines) {
+      const drawn = along(view) === view.chart.along ? line : overTime(line);
       if (line.band) {
-        all.push({ line, kind: "high", ys: line.band.map((range) => range[1]) });
-        all.push({ line, kind: "low", ys: line.band.map((range) => range[0]) });
+        all.push({ line, drawn, kind: "high", ys: drawn.band.map((range) => range[1]) });
+        all.push({ line, drawn, kind: "low", ys: drawn.band.map((range) => range[0]) });
       }
-      if (weight && !line.band) all.push({ line, kind: "raw", ys: line.ys });
-      all.push({ line, kind: "main", ys: smoothed(line.ys, weight) });
+      if (weight && !line.band) all.push({ line, drawn, kind: "raw", ys: drawn.ys });
+      all.push({ line, drawn, kind: "main", ys: smoothed(drawn.ys, weight) });
     }
     return all;
   }
@@ -159,7 +186,7 @@
   /* Return the points of all tracks as uPlot takes them; a log scale leaves out values that are not positive. */
   function data(view) {
     const positive = (y) => (y !== null && y > 0 ? y : null);
-    const tables = view.tracks.map(({ line, ys }) => [line.xs, view.settings.log ? ys.map(positive) : ys]);
+    const tables = view.tracks.map(({ drawn, ys }) => [drawn.xs, view.settings.log ? ys.map(positive) : ys]);
     return tables.length ? uPlot.join(tables) : [[]];
   }
 
@@ -170,6 +197,7 @@
     view.tracks = tracks(view);
     view.plot = new uPlot(options(view), data(view), view.box);
     entries(view);
+    describe(view);
     restore(view);
   }
 
@@ -186,7 +214,7 @@
       width: Math.max(view.box.clientWidth, 100), height: HEIGHT, padding: [8, 12, 0, 0], legend: { show: false },
       scales: { x: { time: false }, y },
       axes: [
-        { ...axis, size: 22, label: view.chart.along, labelSize: 18, labelGap: 0 },
+        { ...axis, size: 22, label: along(view), labelSize: 18, labelGap: 0 },
         { ...axis, size: 56, ...(log ? { splits: logSplits, filter: (plot, splits) => splits } : {}) },
       ],
       series: [{}, ...view.tracks.map(series)], bands: bands(view), cursor: cursor(view),
@@ -284,9 +312,9 @@
 
   /* Write the values at the crosshair into the legend; without one the last ones. */
   function values(view) {
-    view.place.textContent = view.x === null ? "last" : `${view.chart.along} ${number(view.x, 7)}`;
-    for (const { line, kind, ys } of view.tracks) {
-      if (kind === "main") line.value.textContent = valueOf(view, line, ys);
+    view.place.textContent = view.x === null ? "last" : `${along(view)} ${number(view.x, 7)}`;
+    for (const { line, drawn, kind, ys } of view.tracks) {
+      if (kind === "main") line.value.textContent = valueOf(view, drawn, ys);
     }
   }
 
@@ -303,7 +331,7 @@
 
   /* Return all charts with the same axis. */
   function peers(view) {
-    return [...views.values()].filter((other) => other.chart.along === view.chart.along);
+    return [...views.values()].filter((other) => along(other) === along(view));
   }
 
   /* Return the options of the crosshair, which snaps to points. */
@@ -453,7 +481,7 @@
   }
 
   /* Add points to a line of a chart; a new line if there is none of this name. */
-  function append(name, lineName, points) {
+  function append(name, lineName, points, more = {}) {
     const view = views.get(name);
     if (!view) return;
     let line = view.lines.find((other) => other.name === lineName);
@@ -462,19 +490,37 @@
       line = newLine(view.lines.length, { name: lineName });
       view.lines.push(line);
     }
-    extend(line, points);
-    const caption = view.figure.querySelector("figcaption .dim");
-    if (caption) caption.textContent = span(view.lines.flatMap((each) => each.ys), view.chart.unit);
-    if (isNew) build(view);
+    const before = along(view);
+    extend(line, points, more);
+    view.chart.remark = more.remark || view.chart.remark;
+    const values = view.lines.flatMap((each) => (each.band ? each.band.flat() : each.ys));
+    view.caption = [span(values, view.chart.unit), view.chart.remark].filter(Boolean).join("; ");
+    describe(view);
+    offerTime(view.settings);
+    if (isNew || before !== along(view)) build(view);
     else later(view);
   }
 
   // --- controls of a container's charts ---
 
-  /* Return smoothing and scale of the charts of a container. */
+  /* Return smoothing, scale and axis of the charts of a container. */
   function settingsOf(container) {
-    if (!settings.has(container)) settings.set(container, { weight: 0, log: false });
+    if (!settings.has(container)) settings.set(container, { weight: 0, log: false, time: false, axis: null });
     return settings.get(container);
+  }
+
+  /* Show the choice of the x axis if there is one. */
+  function offerTime(chosen) {
+    if (chosen.axis) chosen.axis.hidden = ![...views.values()].some((view) => view.settings === chosen && hasTimes(view));
+  }
+
+  /* Draw charts over steps, or over time; a zoom and crosshair of the other axis end. */
+  function drawOver(container, time) {
+    settingsOf(container).time = time;
+    for (const view of views.values()) {
+      if (view.figure.parentElement === container) Object.assign(view, { x: null, range: null });
+    }
+    rebuild(container);
   }
 
   /* Draw the charts of a container anew. */
@@ -484,7 +530,7 @@
     }
   }
 
-  /* Put controls of smoothing and scale above the charts of a container. */
+  /* Put controls of smoothing, scale and axis above the charts of a container. */
   function controls(container) {
     const chosen = settingsOf(container);
     const slider = element("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0" });
@@ -499,11 +545,14 @@
       chosen.log = log.checked;
       rebuild(container);
     });
+    const axis = element("select", {}, element("option", { value: "step" }, "step"), element("option", { value: "time" }, "time"));
+    axis.addEventListener("change", () => drawOver(container, axis.value === "time"));
     const bar = element("div", { class: "chart-controls" });
     const [smoothing, scale] = [element("label", {}, "Smoothing "), element("label")];
+    chosen.axis = element("label", { hidden: "hidden" }, "X axis ", axis);
     smoothing.append(slider, weight);
     scale.append(log, " Log scale");
-    bar.append(smoothing, scale, element("span", { class: "dim" }, "Drag or press + to zoom in, double-click or press 0 to zoom out."));
+    bar.append(smoothing, scale, chosen.axis, element("span", { class: "dim" }, "Drag or press + to zoom in, double-click or press 0 to zoom out."));
     container.before(bar);
   }
 
@@ -521,4 +570,5 @@
     const chart = charts.get(figure.dataset.chart);
     if (chart) newView(figure, chart);
   }
+  for (const view of views.values()) offerTime(view.settings);
 })();

@@ -107,7 +107,7 @@
 
   /* Add new points to their charts. */
   function addPoints(lines) {
-    for (const { chart, line, points } of lines) charts.append(chart, line, points);
+    for (const { chart, line, points, ...more } of lines) charts.append(chart, line, points, more);
   }
 
   // --- events ---

@@ -26,7 +26,7 @@ from labctl.system import filelock
 from labctl.system.process import CompletedProcess
 from labctl.ui import events, watcher
 from labctl.ui.events import Reader
-from labctl.ui.live_charts import LiveCharts, MetricsReader, NewPoints
+from labctl.ui.live_charts import LiveCharts, MetricsReader, NewPoints, SampleTable, read_samples
 from labctl.ui.watcher import Watcher, Watchers
 
 WORKLOAD = """\
@@ -357,6 +357,56 @@ def test_steps_that_begin_again_are_timed_again(tmp_path: Path) -> None:
     metrics.read(tmp_path, end, batches[1])
     times = [[new.points for new in batch.points() if new.chart == "step-time"] for batch in batches]
     assert times == [[[(2, 1)]], [[(2, 3)]]]
+
+
+def printed(*samples: tuple[int, float, int]) -> str:
+    """Return the samples of a loss, each with step, value and rank, as lines of metrics.jsonl."""
+    lines = ({"metric": "loss", "step": step, "seconds": step / 2, "value": value, "rank": rank}
+             for step, value, rank in samples)  # fmt: skip
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def test_of_ranks_that_print_the_same_metric_one_is_drawn(tmp_path: Path) -> None:
+    """A stray value of rank 1 comes first: once rank 0 prints more, its points replace it, with their times."""
+    file, reader = tmp_path / store.METRICS, MetricsReader(LiveCharts(), job())
+    file.write_text(printed((1, 99, 1)))
+    first, second, third = NewPoints(), NewPoints(), NewPoints()
+    end = reader.read(tmp_path, 0, first)
+    file.write_text(printed((1, 99, 1), (1, 7, 0), (2, 6, 0)))
+    end = reader.read(tmp_path, end, second)
+    file.write_text(printed((1, 99, 1), (1, 7, 0), (2, 6, 0), (3, 98, 1), (3, 5, 0)))
+    reader.read(tmp_path, end, third)
+    ((stray,), (loss, step_time), (more, _)) = (new.points() for new in (first, second, third))
+    assert (list(stray.points), stray.anew, stray.remark) == ([(1, 99)], False, "")
+    assert (list(loss.points), loss.times, loss.anew, loss.remark) == ([(1, 7), (2, 6)], [0.5, 1], True, "rank 0")
+    assert (list(step_time.points), step_time.times) == ([(2, 0.5)], [1])
+    assert (list(more.points), more.anew) == ([(3, 5)], False)
+
+
+def test_a_page_that_comes_back_knows_the_ranks_of_what_it_had(tmp_path: Path) -> None:
+    text = printed((1, 7, 0), (2, 6, 0), (3, 5, 0), (4, 4, 0))
+    (tmp_path / store.METRICS).write_text(text + printed((5, 99, 1)))
+    new = NewPoints()
+    MetricsReader(LiveCharts(), job()).read(tmp_path, len(text), new)
+    assert new.points() == []
+
+
+def test_nodes_of_a_large_run_are_drawn_as_their_mean_in_a_band(tmp_path: Path) -> None:
+    """Samples of a second that come later, of other nodes, still count. Devices of a node are drawn likewise."""
+    tables = [SampleTable(f"worker-{number}", tmp_path / f"{number}.csv") for number in range(8)]
+    charts, offsets, first = LiveCharts(), [0] * 8, NewPoints()
+    head = "seconds (s),memory (GB)\n"
+    for number, table in enumerate(tables[:4]):
+        table.add(f"{head}0.9,{number + 1}\n2.1,{number + 1}\n.")
+    read_samples(charts, tables, offsets, first)
+    for table in tables[4:]:
+        table.add(f"{head}2.0,9.5\n3.0,9.5\n.")
+    second = NewPoints(NewPoints(first))
+    read_samples(charts, tables, offsets, second)
+    (early,), (late,) = first.points(), second.points()
+    assert (early.line, early.points, early.band) == ("all", [(1, 2.5), (2, 2.5)], [(1, 4), (1, 4)])
+    assert (late.points, late.band) == ([(2, 6), (3, 9.5)], [(1, 9.5), (9.5, 9.5)])
+    assert late.remark == "mean of 8 nodes"
 
 
 def test_charts_of_titles_that_are_named_alike_have_names_of_their_own() -> None:
