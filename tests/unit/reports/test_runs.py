@@ -344,7 +344,7 @@ def test_a_spike_and_a_gap_stay_in_a_thinned_line() -> None:
 def test_points_between_gaps_are_marked() -> None:
     """Draw a line of which every second point has no value: a mark for each of the others."""
     points = [(float(step), 5.0 if step % 2 else None) for step in range(20)]
-    (drawn,) = curves.of_lines("loss", [curves.Line(name="", points=points)], "step", "")
+    (drawn,) = charted("loss", {"": points})
     assert chart.curves(drawn).svg().count("<use ") == 10
 
 
