@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,8 @@ class Index:
         self._active: Mapping[str, ActiveRun] = {}
         self._metrics: dict[str, Mapping[str, float]] = {}
         self._parameters: dict[str, Parameters] = {}
+        self._metric_names: set[str] = set()
+        self._parameter_names: set[str] = set()
 
     def latest(self, limit: int | None = None) -> Rows:
         """Return the rows of the latest runs, all without a limit; records that have changed are read."""
@@ -165,7 +167,7 @@ class Index:
         """Read a record if its folder has changed, it has no result yet, or its short id is another; None if not."""
         row = self._rows.get(run_id)
         when = _changed_at(f"{self._lab}/runs/{run_id}")
-        if row and row.state == "done" and row.short == short and when and self._read[run_id] == when:
+        if row and row.state == "done" and row.short == short and when and self._read.get(run_id) == when:
             return None
         run = _with_last_metrics(store.summary(self._lab, run_id, self._state(run_id)), self._lab)
         return ReadRun(when=when, row=_row(run, short), metrics=_numbers(run.metrics))
@@ -180,6 +182,7 @@ class Index:
             self._read[run_id] = run.when
             if (run.row, run.metrics) != (self._rows.get(run_id), self._metrics.get(run_id)):
                 self._rows[run_id], self._metrics[run_id] = run.row, run.metrics
+                self._metric_names.update(run.metrics)
                 self._changed[run_id] = self._change
 
     def _state(self, run_id: str) -> Mapping[str, ActiveRun]:
@@ -192,6 +195,7 @@ class Index:
 
     def matching(self, sought: Sequence[str]) -> list[str]:
         """Return the ids of the runs that match all of these terms, as ``terms.read`` takes them."""
+        self.read_parameters()
         spelled = [(term, self._spellings(term)) for term in map(terms.read, sought)]
         return [
             run_id
@@ -201,6 +205,7 @@ class Index:
 
     def unknown(self, sought: Sequence[str]) -> list[str]:
         """Return the names in these terms that no run has."""
+        self.read_parameters()
         return [term.shown for term in map(terms.read, sought) if not any(self._spellings(term))]
 
     def column(self, name: str, since: int = 0) -> dict[str, str | float]:
@@ -212,12 +217,12 @@ class Index:
 
     def names(self) -> Names:
         """Return the names of all metrics, arguments and settings of the runs."""
-        metrics, params = self._all_names()
+        self.read_parameters()
         given = tuple(self._parameters.values())
-        by_kind = sorted(params, key=lambda name: (not name.startswith("--"), name))
+        by_kind = sorted(self._parameter_names, key=lambda name: (not name.startswith("--"), name))
         differing = [name for name in by_kind if len({parameters.get(name) for parameters in given}) > 1]
         same = [name for name in by_kind if name not in set(differing)]
-        return Names(differing=differing, metrics=sorted(metrics), same=same)
+        return Names(differing=differing, metrics=sorted(self._metric_names), same=same)
 
     def read_parameters(self) -> None:
         """Read the settings and arguments of all runs that were not read yet, and their rows."""
@@ -226,22 +231,14 @@ class Index:
         with self._reading_parameters:
             for run_id in tuple(self._ids):
                 if run_id not in self._parameters:
-                    self._parameters[run_id] = compare.parameters(store.directory(self._lab, run_id))
-
-    def _all_names(self) -> tuple[set[str], set[str]]:
-        """Return the names of all metrics, and of all arguments and settings."""
-        self.read_parameters()
-        given = tuple(self._parameters.values())
-        # Most runs share their settings.
-        shared = {id(parameters.settings): parameters.settings for parameters in given}
-        params = set(chain.from_iterable(chain((parameters.own for parameters in given), shared.values())))
-        return set(chain.from_iterable(tuple(self._metrics.values()))), params
+                    parameters = compare.parameters(store.directory(self._lab, run_id))
+                    self._parameter_names.update(parameters.own, parameters.settings)
+                    self._parameters[run_id] = parameters
 
     def _spellings(self, term: Term) -> tuple[list[str], list[str]]:
         """Return the names of metrics, and of arguments and settings, that a term means."""
-        metrics, params = (
-            [name for name in names if terms.canonical(name) == term.name] for names in self._all_names()
-        )
+        every = (tuple(self._metric_names), tuple(self._parameter_names))
+        metrics, params = ([name for name in names if terms.canonical(name) == term.name] for names in every)
         return ([] if term.kind == "param" else metrics, [] if term.kind == "metric" else params)
 
     def _values(self, run_id: str, metrics: Iterable[str], params: Iterable[str]) -> Iterator[str | float]:

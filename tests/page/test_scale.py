@@ -76,7 +76,9 @@ def test_the_list_of_ten_thousand_runs_is_there_within_a_second(served: Served, 
     assert painted(served, open_page, "/", "rows") < 1
 
 
-@pytest.mark.parametrize("text", ["vit", "crashed 00", "loss<4", "--learning-rate=1e-3", "LAB_NAME=other", "learning_rate<0.001"])
+@pytest.mark.parametrize(
+    "text", ["vit", "crashed 00", "loss<4", "--learning-rate=1e-3", "LAB_NAME=other", "learning_rate<0.001"]
+)
 def test_a_filter_of_ten_thousand_runs_takes_no_time_to_see(served: Served, open_page: Open, text: str) -> None:
     window = open_page("about:blank", script=WATCH)
     window.page.goto(served.root + "/")

@@ -157,6 +157,8 @@ def test_two_hosts_are_none() -> None:
         f"/static/../{TOKEN}/",
         "/static/runs.js",
         "/runs.json",
+        "/column.json",
+        "/names.json",
         f"/?{TOKEN}",
         f"/{TOKEN[:-1]}/",
         f"/{TOKEN}x/",
