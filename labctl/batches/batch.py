@@ -37,6 +37,8 @@ FOLLOWED = 1024
 """Jobs that run at the same time at most: each has a thread that follows it."""
 LAUNCHED = 8
 """Jobs that are launched at the same time at most."""
+JUDGED = 5
+"""Seconds that a job lasts longer than its run at most, which has to be judged, unless it waited."""
 
 
 class BatchReport(Struct, frozen=True, kw_only=True):
@@ -303,16 +305,18 @@ def carry_out(
 
     def work(job: BatchJob) -> None:
         """Run one job in a thread, and record its start and result."""
-        began = job.began or time.time()
+        begun = replace(job, began=job.began or time.time())
 
         def launched(job: BatchJob) -> None:
             """Record a job as running; stop its run if Ctrl-C came before."""
-            note(replace(job, state="running", began=began))
+            nonlocal begun
+            begun = replace(job, state="running", began=job.began or time.time())
+            note(begun)
             if stopping.is_set():
                 stop([job.run_id])
 
         result = run(job, launched)
-        note(ended(replace(job, began=began), batch.metric, result))
+        note(ended(begun, batch.metric, result))
 
     waiting = [job for job in batch.jobs if job.state != "done"]
     queue = JobQueue([job.nodes for job in waiting], min(parallel or FOLLOWED, FOLLOWED))
@@ -376,7 +380,9 @@ def run_job(
                 log.seek(0)
                 log.truncate()
                 write(head)
-            job = replace(job, run_id=launch(quiet).run_id)
+            launched = launch(quiet)
+            # Its record was made when its nodes were ready for it.
+            job = replace(job, run_id=launched.run_id, began=time.time() - (launched.age or 0))
             note(job)
             return judge.attach(quiet, job.run_id)
         except start.DoesNotFit as error:
@@ -416,10 +422,16 @@ def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
         message=result.message,
         exit_code=result.exit_code,
         value=None if value is None else float(value),
-        # It may have waited for nodes that another run had.
-        began=now - result.seconds if result.seconds else job.began,
+        began=_began(job, result.seconds, now),
         ended=now,
     )
+
+
+def _began(job: BatchJob, seconds: float, now: float) -> float | None:
+    """Return when a job that ends now began; if it first waited for nodes that another run had, when that ended."""
+    since = now - seconds
+    waited = since - (job.began or 0) > JUDGED
+    return since if seconds and waited else job.began
 
 
 def report(directory: Path, batch: Batch) -> BatchReport:

@@ -922,9 +922,13 @@ def summary(lab: Path, run_id: str, active: Mapping[str, ActiveRun] = MappingPro
     if now == "done":
         return RunSummary(run_id=run_id, state=now, **values)
     values["workload"] = job(path).workload
+    seconds = age(path)
+    if seconds:
+        # As its result will have it: a second or two after the time of its id.
+        values["started"] = datetime.fromtimestamp(time.time() - seconds).astimezone().isoformat(timespec="seconds")
     if run:
         now, values = "waiting" if run.waits else now, {**values, "nodes": run.nodes, "step": run.step}
-    return RunSummary(run_id=run_id, state=now, age=age(path), **values)
+    return RunSummary(run_id=run_id, state=now, age=seconds, **values)
 
 
 def began(run_id: str) -> str | None:

@@ -100,7 +100,7 @@ class Section(Struct, frozen=True):
     path: str
     """Directory of its record."""
     folder: str
-    """Address of the same: relative to a written page."""
+    """Address of the same: relative to a written page; empty without links to it."""
     links: Mapping[str, str]
     """Addresses of files of its record, by their name on the page."""
     cause: str
@@ -169,13 +169,14 @@ def directory_of(lab: Path, runs: Sequence[RecordedRun]) -> Path:
     return lab / "reports" / name_of(runs)
 
 
-def of_runs(lab: Path, runs: Sequence[RecordedRun], out: Path | None = None) -> Report:
+def of_runs(lab: Path, runs: Sequence[RecordedRun], out: Path | None = None, *, linked: bool = True) -> Report:
     """Return the report of ended runs; of several, with a comparison of their settings and metrics.
 
-    The page is for the directory ``out``, from which it links the runs' files.
+    The page is for the directory ``out``, from which it links the runs' files if ``linked``.
     """
     beside = out or directory_of(lab, runs)
-    return _written("runs.html.j2", _content(lab, runs, lambda path: quote(os.path.relpath(path, beside))))
+    content = _content(lab, runs, lambda path: quote(os.path.relpath(path, beside)) if linked else "")
+    return _written("runs.html.j2", content)
 
 
 def served(lab: Path, runs: Sequence[RecordedRun], root: str) -> dict[str, Any]:
@@ -498,7 +499,7 @@ def _section(label: str, run: RecordedRun, path: Path, folder: str) -> Section:
         headline=tuple(_headline(result)),
         path=str(path),
         folder=folder,
-        links={title: f"{folder}/{name}" for name, title in FILES.items() if (path / name).exists()},
+        links={title: f"{folder}/{name}" for name, title in FILES.items() if folder and (path / name).exists()},
         cause=_excerpt(cause),
         missed=_excerpt(_missed(run, lines)),
         last=_excerpt(lines[-EXCERPT:]),

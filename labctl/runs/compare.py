@@ -95,8 +95,11 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """The note on each run that has one, by its id."""
 
 
-def read(lab: Path, result: Result) -> RecordedRun:
-    """Read an ended run's record: what it is, facts, declared metrics and samples by metric."""
+def read(lab: Path, result: Result, folder: Path | None = None) -> RecordedRun:
+    """Read an ended run's record: what it is, facts, declared metrics and samples by metric.
+
+    ``folder``: where the metrics of a run under way grow, if not in its record.
+    """
     path = store.directory(lab, result.run_id)
     request = store.job(path).request
     settings = store.decode(path / "settings.json", list[dict[str, str]]) or ()
@@ -106,7 +109,7 @@ def read(lab: Path, result: Result) -> RecordedRun:
         command=origin.command(request, settings),
         facts=_facts(path, result),
         declared={metric.name: metric for metric in store.workload(path).metrics},
-        series=series.by_metric(series.read(lab, result.run_id)),
+        series=series.by_metric(series.read(lab, result.run_id, folder)),
         note=notes.read(path),
     )
 

@@ -23,13 +23,14 @@ TAIL = 4096
 """Bytes that have the last samples of a run's metrics."""
 
 
-def read(lab: Path, run_id: str) -> Iterator[Sample]:
+def read(lab: Path, run_id: str, folder: Path | None = None) -> Iterator[Sample]:
     """Yield a run's samples so far: of metrics.jsonl up to an incomplete line, else parsed from its output.
 
-    Without ``metrics.jsonl`` in the record they are parsed from its output, without times.
+    Without ``metrics.jsonl`` in the record, or in the folder in which it grows, they are parsed from the output in the
+    record, without times.
     """
     try:
-        stream = files.open_regular(store.directory(lab, run_id) / store.METRICS)
+        stream = files.open_regular((folder or store.directory(lab, run_id)) / store.METRICS)
     except OSError:
         yield from _read_output(lab, run_id)
         return

@@ -9,6 +9,7 @@ from labctl.errors import LabError
 from labctl.ui import batches, cluster, compare, labs, run, runs, validations
 from labctl.ui.guard import Guard
 from labctl.ui.site import STATIC, Site, error_response, failure_response
+from labctl.ui.watcher import Watchers
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 
 TYPES = {".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
 """Media types of scripts and styles, by suffix."""
-MODULES = (runs, run, compare, cluster, batches, validations, labs)
+MODULES = (runs, cluster, batches, validations, labs)
 """Modules with a function ``routes(site)``."""
+OF_RUNS = (run, compare)
+"""Modules with a function ``routes(site, watchers)``."""
 
 
 def application(site: Site) -> Guard:
@@ -26,6 +29,9 @@ def application(site: Site) -> Guard:
     from starlette.routing import Route
 
     routes = [Route("/static/{name}", static)]
+    watchers = Watchers(site.context)
+    for of_runs in OF_RUNS:
+        routes += of_runs.routes(site, watchers)
     for module in MODULES:
         routes += module.routes(site)
     handlers = {LabError: partial(error_response, site), Exception: partial(failure_response, site)}

@@ -17,9 +17,10 @@ from labctl.batches.baseline import CHECKS
 from labctl.batches.bisect import Diagnosis, shown_by
 from labctl.batches.record import RECORD, Batch
 from labctl.errors import ConfigError
+from labctl.records import store
 from labctl.system import filelock, human
 from labctl.ui.site import Site, as_json
-from labctl.ui.timeline import lay_out, table
+from labctl.ui.timeline import lay_out, name, table
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -76,21 +77,34 @@ def routes(site: Site) -> list[BaseRoute]:
 
 def find_all(lab: Path) -> dict[str, Place]:
     """Return the batches and searches of a lab by path: those in output/, and the checks of validations."""
-    parents = [OUTPUT, *(f"{REPORTS}/{name}/{CHECKS}" for name in _folders(lab / REPORTS))]
+    parents = [OUTPUT, *(f"{REPORTS}/{folder}/{CHECKS}" for folder in _folders(lab / REPORTS))]
     places: dict[str, Place] = {}
     for parent in parents:
-        for name in _folders(lab / parent):
-            if place := _place(lab, f"{parent}/{name}"):
+        for folder in _folders(lab / parent):
+            if place := _place(lab, f"{parent}/{folder}"):
                 places[place.path] = place
     return places
+
+
+def of_run(site: Site, run_id: str) -> tuple[str, str] | None:
+    """Return the path of the batch that a run belongs to, and the name of its job; None without one here."""
+    request = store.job(store.directory(site.directory, run_id)).request or {}
+    batch_id, _, log = str(request.get("batch", "")).partition(" ")
+    if not batch_id:
+        return None
+    for place in find_all(site.directory).values():
+        for batch in _batches(site, place):
+            if batch.id == batch_id:
+                return place.path, next((name(job) for job in batch.jobs if job.log == log), log)
+    return None
 
 
 def _place(lab: Path, path: str) -> Place | None:
     """Return the batch in a folder, or the search whose rounds are batches; None without either."""
     if (lab / path / RECORD).is_file():
         return Place(path, (path,))
-    rounds = [name for name in _folders(lab / path) if name.startswith(ROUND)]
-    folders = tuple(f"{path}/{name}" for name in sorted(rounds) if (lab / path / name / RECORD).is_file())
+    rounds = [folder for folder in _folders(lab / path) if folder.startswith(ROUND)]
+    folders = tuple(f"{path}/{folder}" for folder in sorted(rounds) if (lab / path / folder / RECORD).is_file())
     return Place(path, folders, is_search=True) if folders else None
 
 

@@ -1,58 +1,91 @@
-"""The page that compares runs: settings that differ, metrics with their noise, curves over each other."""
+"""The page that compares runs: settings that differ, metrics with their noise, curves over each other.
+
+Runs under way are among them, with their settings and curves so far.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from labctl.config.context import Context
+from msgspec.structs import replace
+
 from labctl.errors import ConfigError
+from labctl.reports import runs as reports
 from labctl.runs import compare, opening
+from labctl.ui import download, so_far
 from labctl.ui.site import Site
+from labctl.ui.watcher import Watchers
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
+    from labctl.records.store import ShownRun
     from labctl.runs.compare import RecordedRun
 
 MOST = 20
 """Runs to compare at most: more lines cannot be told apart."""
-AGAIN = "select two or more ended runs in the list"
+AGAIN = "select two or more runs in the list"
+UNDER_WAY = ("running", "waiting")
+"""States of runs that are compared by what there is so far."""
 
 
-def routes(site: Site) -> list[BaseRoute]:
-    """Return the address of a comparison."""
+def routes(site: Site, watchers: Watchers) -> list[BaseRoute]:
+    """Return the addresses of a comparison."""
     from starlette.routing import Route
 
     def page(request: Request) -> Response:
         """Return the page of the runs that are named."""
-        from labctl.reports import runs as reports
+        runs, left_out = chosen(site, watchers, request.query_params.getlist("run"))
+        return site.page("compare.html.j2", here="", left_out=left_out, **content(site, runs))
 
-        runs, left_out = chosen(site.context, request.query_params.getlist("run"))
-        content = reports.served(site.directory, runs, site.root)
-        return site.page("compare.html.j2", here="", left_out=left_out, **content)
+    def report(request: Request) -> Response:
+        """Return the same as one file."""
+        runs, _ = chosen(site, watchers, request.query_params.getlist("run"))
+        return download.response(site, runs)
 
-    return [Route("/compare", page)]
+    return [Route("/compare", page), Route("/compare/report", report)]
 
 
-def chosen(context: Context, named: Sequence[str]) -> tuple[list[RecordedRun], list[str]]:
-    """Return the records of the named runs that have ended, and a sentence on each other; judge ended ones.
+def chosen(site: Site, watchers: Watchers, named: Sequence[str]) -> tuple[list[RecordedRun], list[str]]:
+    """Return the records of the named runs, and a sentence on each that cannot be compared; judge ended ones.
 
-    ConfigError for an unknown run, for fewer than two that have ended, or more than MOST.
+    ConfigError for an unknown run, for fewer than two to compare, or more than MOST.
     """
     if len(named) > MOST:
         raise ConfigError(f"cannot compare {len(named)} runs: {MOST} is the limit", hint=AGAIN)
-    runs = {run.summary.run_id: run for run in (opening.show(context, name) for name in named)}
-    left_out = [_sentence(run_id, run.summary.state) for run_id, run in runs.items() if not run.result]
-    results = [run.result for run in runs.values() if run.result]
-    if len(results) < 2:
-        raise ConfigError(" ".join(["a comparison needs two ended runs.", *left_out]), hint=AGAIN)
-    return [compare.read(context.directory, result) for result in results], left_out
+    shown = {run.summary.run_id: run for run in (opening.show(site.context, name) for name in named)}
+    runs = {run_id: _record(site, watchers, run) for run_id, run in shown.items()}
+    left_out = [_sentence(run_id, shown[run_id].summary.state) for run_id, run in runs.items() if not run]
+    compared = [run for run in runs.values() if run]
+    if len(compared) < 2:
+        raise ConfigError(" ".join(["a comparison needs two runs.", *left_out]), hint=AGAIN)
+    return compared, left_out
+
+
+def _record(site: Site, watchers: Watchers, run: ShownRun) -> RecordedRun | None:
+    """Return the record of a run that has ended or is under way; None for any other."""
+    if run.result:
+        return compare.read(site.directory, run.result)
+    return so_far.read(site, watchers, run.summary) if run.summary.state in UNDER_WAY else None
 
 
 def _sentence(run_id: str, state: str) -> str:
     """Return why a run without a result is left out."""
     reason = "its result cannot be read" if state == "done" else f"it is {state}"
     return f"Run {run_id} is left out: {reason}."
+
+
+def content(site: Site, runs: Sequence[RecordedRun]) -> dict[str, Any]:
+    """Return the data of the page; no metric is judged against a run that has none yet."""
+    page = reports.served(site.directory, runs, site.root)
+    compared = page["compared"]
+    growing = {group.name for group in compared.groups if set(group.verdicts) == {reports.RUNNING}}
+    effects = tuple(effect for effect in compared.effects if growing.isdisjoint((effect.group, effect.against)))
+    return {
+        **page,
+        "described": list(compare.described(replace(compared, effects=effects))),
+        "under_way": [section for section in page["sections"] if section.running],
+    }

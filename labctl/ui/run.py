@@ -14,12 +14,11 @@ from msgspec.structs import replace
 from labctl import flows
 from labctl.errors import ConfigError
 from labctl.jobs.job import GRACE
-from labctl.model import Result
 from labctl.records import store
 from labctl.reports import runs as reports
-from labctl.runs import compare
+from labctl.runs import compare, opening
 from labctl.system.decode import decode
-from labctl.ui import events, files, log
+from labctl.ui import batches, download, events, files, log, so_far
 from labctl.ui.site import Site, as_json
 from labctl.ui.watcher import Watchers
 
@@ -38,14 +37,15 @@ class NoteText(Struct, frozen=True):
     text: str
 
 
-def routes(site: Site) -> list[BaseRoute]:
+def routes(site: Site, watchers: Watchers) -> list[BaseRoute]:
     """Return the addresses of a run."""
     from starlette.routing import Route
 
-    pages = RunPages(site)
+    pages = RunPages(site, watchers)
     return [
         Route("/run/{run}", pages.page),
         Route("/run/{run}/events", pages.events),
+        Route("/run/{run}/report", pages.report),
         Route("/run/{run}/log", pages.log),
         Route("/run/{run}/stop", pages.stop, methods=["POST"]),
         Route("/run/{run}/stacks", pages.stacks, methods=["POST"]),
@@ -57,9 +57,9 @@ def routes(site: Site) -> list[BaseRoute]:
 class RunPages:
     """Answers to requests for a run. ConfigError if there is none of the name in the address."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, watchers: Watchers) -> None:
         self._site = site
-        self._watchers = Watchers(site.context)
+        self._watchers = watchers
 
     def page(self, request: Request) -> Response:
         """Return the page; redirect from another name of the run, such as ``latest``."""
@@ -78,6 +78,10 @@ class RunPages:
         store.load_job(self._site.directory, run_id)
         place = request.headers.get("last-event-id") or request.query_params.get("place", "")
         return StreamingResponse(events.stream(self._watchers, run_id, place), media_type="text/event-stream")
+
+    def report(self, request: Request) -> Response:
+        """Return the report of the run, which has ended, as one file."""
+        return download.response(self._site, opening.records(self._site.context, [self._run_id(request)]))
 
     def log(self, request: Request) -> Response:
         """Return a window of the log, or the lines with a text."""
@@ -107,7 +111,7 @@ class RunPages:
 def content(site: Site, run_id: str) -> dict[str, Any]:
     """Return the data of the page of a run; a run without a result is shown as under way."""
     shown = store.read(site.directory, run_id)
-    result = shown.result or provisional(site, shown.summary)
+    result = shown.result or so_far.provisional(site, shown.summary)
     recorded = compare.read(site.directory, result)
     entries, _ = files.list_folder(store.directory(site.directory, run_id), ())
     page = reports.served(site.directory, [recorded], site.root)
@@ -119,26 +123,10 @@ def content(site: Site, run_id: str) -> dict[str, Any]:
         "note": shown.summary.note,
         "running": result.verdict == reports.RUNNING,
         "entries": entries,
+        "batch": batches.of_run(site, run_id),
         "grace": GRACE,
         "here": "/run",
     }
-
-
-def provisional(site: Site, summary: store.RunSummary) -> Result:
-    """Return the result of a run that has none yet, or one that cannot be read: such a run has ended."""
-    is_broken = summary.state == "done"
-    return Result(
-        run_id=summary.run_id,
-        workload=summary.workload or "unknown",
-        launcher="",
-        lab=site.lab,
-        verdict="UNREADABLE" if is_broken else reports.RUNNING,
-        cause=None,
-        message=f"`{store.RESULT}` cannot be read." if is_broken else "",
-        exit_code=0,
-        started=summary.started or "",
-        seconds=summary.age or 0,
-    )
 
 
 def note_text(body: bytes) -> str:

@@ -15,8 +15,8 @@ ROW = 22
 """Height of a node's row in pixels."""
 NARROW, WIDE = 640, 20000
 """Width of a timeline, at least and at most."""
-USUAL = 64
-"""Width of the median job, if the whole is not too wide then: room for its verdict."""
+USUAL = 120
+"""Width of the median job, if the whole is not too wide then: room for its name and verdict."""
 THINNEST = 4
 TICKS = 100
 """Pixels between two times on the axis, at least."""
@@ -33,7 +33,7 @@ class Block(Struct, frozen=True, kw_only=True):
     width: int
     height: int
     kind: str
-    word: str
+    text: str
     title: str
     run: str
 
@@ -130,7 +130,7 @@ def _blocks(job: BatchJob, rows: dict[str, int], first: float, scale: float, now
             width=max(THINNEST, round((_end(job, now) - began) * scale) - 1),
             height=count * ROW - 2,
             kind=kind(job),
-            word=word(job),
+            text=f"{_short(job)} {word(job)}",
             title=_title(job, now),
             run=job.run_id,
         )
@@ -157,12 +157,26 @@ def word(job: BatchJob) -> str:
     return f"{job.verdict} ({job.cause})" if job.cause else job.verdict
 
 
+def _short(job: BatchJob) -> str:
+    """Return the part of a job's name that tells it from others, as ``batch0001`` of ``2xN_batch0001``."""
+    return f"{job.job.partition('_')[2] or job.job}{_turn(job)}"
+
+
+def name(job: BatchJob) -> str:
+    """Return the name of a job, with its turn if it is not the first."""
+    return f"{job.job}{_turn(job)}"
+
+
+def _turn(job: BatchJob) -> str:
+    """Return which run of its hostfile a job is; empty for the first."""
+    return f" ({job.repeat})" if job.repeat > 1 else ""
+
+
 def _title(job: BatchJob, now: float) -> str:
     """Render a job in a line."""
-    turn = f" ({job.repeat})" if job.repeat > 1 else ""
     took = human.duration(_end(job, now) - (job.began or now))
     message = f": {job.message}" if job.message and job.verdict != "PASS" else ""
-    return f"{job.job}{turn} on {', '.join(job.nodes)}: {word(job)}, {took}{message}"
+    return f"{name(job)} on {', '.join(job.nodes)}: {word(job)}, {took}{message}"
 
 
 def _ticks(scale: float, width: int) -> Iterator[Tick]:
@@ -195,7 +209,7 @@ def _row(job: BatchJob, batch: Batch, round_: int | None, middle: float | None, 
     """Return the row of a job, whose beginning is told from ``since``."""
     share = human.share(job.value / middle) if job.value is not None and middle else ""
     return Row(
-        job=f"{job.job} ({job.repeat})" if job.repeat > 1 else job.job,
+        job=name(job),
         round=round_,
         nodes=job.nodes,
         kind=kind(job),

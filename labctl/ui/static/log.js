@@ -205,6 +205,13 @@
     }
   }
 
+  /* Go to the first matching line by Enter: other controls are between. */
+  async function toMatches(event) {
+    if (event.key !== "Enter") return;
+    await search();
+    byId("log-matches").querySelector("button")?.focus();
+  }
+
   /* Show the lines with a text, or that there are none. */
   function showMatches(lines, text) {
     const list = byId("log-matches");
@@ -253,6 +260,7 @@
   box.addEventListener("scroll", scrolled, { passive: true });
   byId("log-end").addEventListener("click", openEnd);
   byId("log-search").addEventListener("input", debounced(search));
+  byId("log-search").addEventListener("keydown", toMatches);
   byId("log-rank").addEventListener("input", debounced(() => openEnd().then(search)));
   document.addEventListener("keydown", pressed);
   labctl.log = { addNew };

@@ -4,6 +4,8 @@
   const { element, number, duration, byId, root, post, showError, charts, log } = labctl;
   const { run, running } = document.currentScript.dataset;
   const path = `/run/${encodeURIComponent(run)}`;
+  const LISTED = 10_000;
+  let listed = performance.now();
   let isStopping = false;
   let state = null;
   let stateCame = 0; // When the state came, as performance.now() has it.
@@ -78,6 +80,7 @@
     byId("late").textContent = state.hang || state.straggler;
     byId("connection").textContent = state.problem;
     showTime();
+    listFiles().catch(() => {}); // Tried again at the next change.
   }
 
   /* Return the last value of a metric as an entry of the headline. */
@@ -95,6 +98,20 @@
     const elapsed = state.seconds + (performance.now() - stateCame) / 1000;
     parts.push(`${duration(elapsed)} elapsed (limit ${duration(state.timeout)})`);
     byId("progress-text").textContent = parts.join(", ");
+  }
+
+  // --- files ---
+
+  /* List the files again, at most every LISTED milliseconds, unless a person is in the list. */
+  async function listFiles() {
+    const before = document.querySelector("table.files");
+    if (performance.now() - listed < LISTED || before.contains(document.activeElement)) return;
+    listed = performance.now();
+    const folder = await fetch(`${root}${path}/files/`, { headers: { accept: "text/html" } });
+    const now = new DOMParser().parseFromString(await folder.text(), "text/html").querySelector("table.files");
+    if (!folder.ok || !now) return;
+    now.rows[0].remove(); // The way back to this page.
+    before.replaceWith(document.adoptNode(now));
   }
 
   // --- charts ---

@@ -534,7 +534,8 @@ class Runs:
         self.lab, self.directory = lab, directory
         self.warned: list[str] = []
         self.followed: list[str] = []
-        self.noted: list[str] = []
+        self.jobs: list[BatchJob] = []
+        """As noted."""
         self.ends: dict[str, Result] = {}
         self.launches: list[RunSummary | LabError] = []
         monkeypatch.setattr(judge, "attach", self._attach)
@@ -562,7 +563,12 @@ class Runs:
             self.warned.append(event.text)
 
         backend = InMemory(self.lab, emit=emit)
-        return batches.run_job(backend, self.directory, self._launch, job, lambda job: self.noted.append(job.run_id))
+        return batches.run_job(backend, self.directory, self._launch, job, self.jobs.append)
+
+    @property
+    def noted(self) -> list[str]:
+        """Return the run ids that were noted."""
+        return [job.run_id for job in self.jobs]
 
     def log(self, job: BatchJob) -> str:
         """Return the text of the job's log."""
@@ -657,3 +663,14 @@ def test_the_time_that_a_job_waited_for_nodes_is_not_its_own(lab: Lab, tmp_path:
     assert done.began is not None
     assert done.ended is not None
     assert done.ended - done.began == pytest.approx(3)
+
+
+def test_the_start_of_a_job_is_that_of_its_run_and_stays_when_it_ends(runs: Runs, job: BatchJob) -> None:
+    """It is the time of the run's record, not that of the batch's first step for it; judging takes a moment."""
+    runs.launches, runs.ends = [RunSummary(run_id="r1", state="running", age=2.0)], {"r1": passed(job)}
+    runs.run(job)
+    (noted,) = runs.jobs
+    assert noted.began == pytest.approx(time.time() - 2, abs=1)
+    now = time.time()
+    done = batches.ended(replace(noted, began=now - 10), "", passed(job, seconds=9.5))
+    assert done.began == now - 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 from support import records
 
+from labctl.batches import record
+from labctl.batches.record import Batch, BatchJob
 from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.jobs.job import GRACE
@@ -74,6 +78,39 @@ def test_a_run_whose_result_cannot_be_read_has_ended(client: TestClient, lab: Pa
     assert "UNREADABLE" in page
     assert "<code>result.json</code> cannot be read." in page
     assert 'id="stop"' not in page
+
+
+def test_a_run_under_way_began_when_its_result_will_say(client: TestClient, lab: Path) -> None:
+    """Its record is made a moment after the time of its id."""
+    under_way(lab)
+    began = datetime(2026, 1, 2, 3, 4, 7).astimezone()
+    os.utime(lab / "runs" / RUN / "started", (began.timestamp(),) * 2)
+    assert f'datetime="{began.isoformat()}"' in client.get(PAGE).text
+
+
+def test_an_ended_run_is_saved_as_one_file(client: TestClient, lab: Path) -> None:
+    """Without links to its record, which other machines do not have; a run under way has none yet."""
+    records.write(lab, RUN, losses=(8.0, 4.0))
+    assert f'href="{PAGE}/report"' in client.get(PAGE).text
+    saved = client.get(f"{PAGE}/report")
+    assert saved.headers["content-disposition"] == f'attachment; filename="{RUN}.html"'
+    assert "All criteria met on 2 ranks." in saved.text
+    assert "<a href=" not in saved.text
+    (lab / "runs" / RUN / "result.json").unlink()
+    assert f'href="{PAGE}/report"' not in client.get(PAGE).text
+
+
+def test_a_job_of_a_batch_leads_to_it(client: TestClient, lab: Path) -> None:
+    log = "hello/2xN_batch0001.log"
+    records.write(lab, RUN, request={"batch": f"b17 {log}"})
+    assert "of batch" not in client.get(PAGE).text
+    (lab / "output/set_hello").mkdir(parents=True)
+    nodes = ("worker-0",)
+    job = BatchJob(job="2xN_batch0001", set="hello", hostfile="h", names=nodes, nodes=nodes, log=log, repeat=2)
+    batch = Batch(id="b17", workload="hello", lab="demo", timeout=9, began=1000, jobs=(job,))
+    record.create(lab / "output/set_hello", batch)
+    link = '<a href="/token/cluster/batches/output/set_hello">output/set_hello</a>'
+    assert f"<p>Job 2xN_batch0001 (2) of batch {link}</p>" in client.get(PAGE).text
 
 
 def test_what_an_ended_run_waited_for_is_shown(client: TestClient, lab: Path) -> None:

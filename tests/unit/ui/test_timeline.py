@@ -46,15 +46,20 @@ def test_a_job_under_way_lasts_until_now_and_one_that_waits_is_counted() -> None
     running = job("b", "n0", state="running", verdict="", ended=None)
     shown = lay_out([batch(running, waiting)], 1060)
     (block,) = shown.blocks
-    assert (block.word, block.kind, shown.waiting, shown.seconds) == ("running", "running", 1, 60)
+    assert (block.text, block.kind, shown.waiting, shown.seconds) == ("b running", "running", 1, 60)
     assert block.title == "b on n0: running, 60 s"
 
 
 def test_a_job_that_failed_says_why_in_words() -> None:
     failed = job("b", "n0", verdict="ERROR", cause="stalled", message="no output for 60 s")
     (block,) = lay_out([batch(failed)], 1010).blocks
-    assert (block.word, block.kind) == ("ERROR (stalled)", "error")
+    assert (block.text, block.kind) == ("b ERROR (stalled)", "error")
     assert block.title == "b on n0: ERROR (stalled), 10 s: no output for 60 s"
+
+
+def test_a_block_has_the_part_of_its_jobs_name_that_tells_it_from_others() -> None:
+    blocks = lay_out([batch(job("2xN_batch0007", "n0", repeat=2))], 1010).blocks
+    assert [block.text for block in blocks] == ["batch0007 (2) PASS"]
 
 
 def test_a_batch_that_did_not_begin_has_rows_and_no_blocks() -> None:
@@ -63,7 +68,7 @@ def test_a_batch_that_did_not_begin_has_rows_and_no_blocks() -> None:
     assert (shown.nodes, shown.blocks, shown.width) == (("n0",), (), NARROW)
 
 
-def test_five_hundred_jobs_on_64_nodes_have_room_for_a_verdict_each() -> None:
+def test_five_hundred_jobs_on_64_nodes_have_room_for_name_and_verdict_each() -> None:
     jobs = []
     for number in range(500):
         nodes = [f"n{node}" for node in range(64) if node % 8 == number % 8]
@@ -71,7 +76,7 @@ def test_five_hundred_jobs_on_64_nodes_have_room_for_a_verdict_each() -> None:
         jobs.append(job(str(number), *nodes, began=began, ended=began + 10))
     shown = lay_out([batch(*jobs)], 2000)
     assert len(shown.nodes) == 64
-    assert min(block.width for block in shown.blocks) > 40
+    assert min(block.width for block in shown.blocks) > 100
     assert shown.width <= WIDE + NARROW
     assert len(shown.ticks) <= shown.width / 100 + 1
 
