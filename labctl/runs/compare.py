@@ -29,6 +29,8 @@ CODE = (".py", ".sh")
 """Suffixes of files in a run's ``work/`` that are compared beside the script: ranks write other files there too."""
 RESULTS = (store.REACHED, "loss_curve")
 """Notes on how a run went, which are no facts about what ran."""
+FILE = "file "
+"""Prefix of the names of facts about files of code."""
 PACKAGE = "package "
 """Prefix of the names of facts about packages in the image."""
 SHOWN = 2
@@ -319,7 +321,7 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
         **_settings(path),
     }
     facts |= _origin(versions, _copied(path.parents[1], workload.project))
-    facts |= {f"file {name}": digest[:12] for name, digest in job.get("shared", {}).items()}
+    facts |= {f"{FILE}{name}": digest[:12] for name, digest in job.get("shared", {}).items()}
     start = workload.project.work if workload.project else "."
     facts |= dict(_code(path / "work", posixpath.normpath(f"{start}/{workload.script}")))
     facts |= {name: text for name, text in result.notes.items() if name not in RESULTS}
@@ -393,4 +395,4 @@ def _code(folder: Path, script: str) -> Iterator[tuple[str, str]]:
     for name in files.walk(folder):
         if name == script or name.endswith(CODE):
             content = store.read_record(folder / name)
-            yield f"file {name}", "" if content is None else hashlib.sha256(content).hexdigest()[:12]
+            yield f"{FILE}{name}", "" if content is None else hashlib.sha256(content).hexdigest()[:12]

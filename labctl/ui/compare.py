@@ -44,7 +44,7 @@ def routes(site: Site, watchers: Watchers) -> list[BaseRoute]:
     def report(request: Request) -> Response:
         """Return the same as one file."""
         runs, _ = chosen(site, watchers, request.query_params.getlist("run"))
-        return download.response(site, runs)
+        return download.response(site, known_so_far(runs))
 
     return [Route("/compare", page), Route("/compare/report", report)]
 
@@ -80,7 +80,7 @@ def _sentence(run_id: str, state: str) -> str:
 
 def content(site: Site, runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the data of the page; no metric is judged against a run that has none yet."""
-    page = reports.served(site.directory, runs, site.root)
+    page = reports.served(site.directory, known_so_far(runs), site.root)
     compared = page["compared"]
     growing = {group.name for group in compared.groups if set(group.verdicts) == {reports.RUNNING}}
     effects = tuple(effect for effect in compared.effects if growing.isdisjoint((effect.group, effect.against)))
@@ -89,3 +89,13 @@ def content(site: Site, runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "described": list(compare.described(replace(compared, effects=effects))),
         "under_way": [section for section in page["sections"] if section.running],
     }
+
+
+def known_so_far(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
+    """Return runs without the facts that those under way will have at their end only: of files, and printed notes."""
+    growing = [set(run.facts) for run in runs if run.result.verdict == reports.RUNNING]
+    if not growing:
+        return runs
+    at_end = {name for run in runs for name in run.facts if name.startswith(compare.FILE) or name in run.result.notes}
+    late = at_end - set.intersection(*growing)
+    return [replace(run, facts={name: run.facts[name] for name in run.facts if name not in late}) for run in runs]

@@ -77,7 +77,8 @@ def test_a_run_under_way_is_compared_by_its_settings_and_curves_so_far(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No metric is judged against it, and no setting is taken for another that it has as well."""
-    leave_unfinished(site, monkeypatch, losses=(8.1, 7.0), settings={"MICRO": "8"})
+    path = leave_unfinished(site, monkeypatch, losses=(8.1, 7.0), settings={"MICRO": "8"})
+    (path / "work/train.py").unlink()
     html = page(site, FIRST, THIRD)
     assert f"Run {THIRD} is running: its settings and curves so far." in html
     assert "Load again" in html
@@ -85,6 +86,7 @@ def test_a_run_under_way_is_compared_by_its_settings_and_curves_so_far(
     assert lines(html)[0] == ["A", "B"]
     assert '<th scope="row">MICRO</th><td data-head="A">1</td><td data-head="B">8</td>' in html
     assert '<th scope="row">launcher</th><td data-head' not in html
+    assert "file train.py" not in html
     assert "against 4.8" not in html
 
 
