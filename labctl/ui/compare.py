@@ -97,5 +97,5 @@ def known_so_far(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
     if not growing:
         return runs
     at_end = {name for run in runs for name in run.facts if name.startswith(compare.FILE) or name in run.result.notes}
-    late = at_end - set.intersection(*growing)
+    late = at_end - growing[0].intersection(*growing)
     return [replace(run, facts={name: run.facts[name] for name in run.facts if name not in late}) for run in runs]

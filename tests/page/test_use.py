@@ -89,11 +89,14 @@ def test_a_run_is_watched_from_the_list_to_its_end(served: Served, open_page: Op
         page.wait_for_url("**/run/*-opt-tiny-*")
         window.until(f"({POINTS})('loss') >= 5", limit=120)
         early = page.evaluate(POINTS, "loss")
+        files = page.get_by_role("table", name="Files")
+        sizes = files.inner_text()
         log = page.get_by_role("log")
         log.get_by_text(re.compile(r"step 5/120 loss")).first.wait_for()
         window.until(f"({POINTS})('loss') >= {early + 20}", limit=120)
         log.get_by_text(re.compile(rf"step {early + 15}/120 loss")).first.wait_for()
         assert "PASS" not in page.get_by_role("heading", level=1).inner_text()
+        wait_until(lambda: page.wait_for_timeout(200) or files.inner_text() != sizes, 60, "files grow in their list")
         running.answer(600).expect(0)
         page.get_by_role("heading", level=1).get_by_text("PASS").wait_for(timeout=30_000)
     window.until(f"({POINTS})('loss') === 120")
@@ -227,6 +230,12 @@ def test_two_runs_are_compared(served: Served, open_page: Open) -> None:
     assert "--learning-rate" in text
     assert {"0.0009", "0.0012"} <= set(re.findall(r"[0-9.]+", text))
     assert "LAB_ACCELERATOR" not in text
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Download as one file").click()
+        page.get_by_role("link", name="Making the file…").wait_for()
+    assert saved.value.suggested_filename == f"{first}-and-1-more.html"
+    assert "2 runs compared" in saved.value.path().read_text()
+    page.get_by_role("link", name="Download as one file").wait_for()
 
 
 def test_a_note_is_kept_on_a_run(served: Served, open_page: Open) -> None:
@@ -247,6 +256,8 @@ def test_a_log_is_searched_and_a_file_is_opened(served: Served, open_page: Open)
     page = open_page(f"{served.root}/run/{run_id}").page
     page.get_by_role("log").get_by_text("second line: out of tea").wait_for()
     page.get_by_role("searchbox", name="Search the log").fill("out of TEA")
+    page.keyboard.press("Enter")
+    page.locator("button:focus", has_text="2: second line: out of tea").wait_for()
     page.get_by_role("list", name="Matching lines").get_by_role("button", name="2: second line: out of tea").click()
     page.get_by_role("table", name="Files").get_by_role("link", name="result.json").click()
     page.wait_for_url("**/files/result.json")
