@@ -193,7 +193,7 @@ def _ask(backend: Backend, run: Run, table: SampleTable) -> None:
     try:
         printed = backend.exec(run, table.node, table.rest(run.job), limit=samples.LIMIT).out
     except LabError as error:
-        table.problem = f"no samples of {table.node}: {error.message}"
+        table.problem = f"no samples from {table.node}: {error.message}"
         return
     table.problem = ""
     # The last page may leave meanwhile, and the folder with it.

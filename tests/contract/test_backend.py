@@ -393,11 +393,11 @@ def test_the_pages_show_a_run_that_is_under_way(ready: Context) -> None:
     now = wait_until(lambda: busy(flows.look(ready)), 120, "both workers have the run")
     shown = [(tile.node, tile.run) for tile in tiles(now, Known())]
     assert shown == [("launcher", ""), ("worker-0", run_id), ("worker-1", run_id)]
-    with Watchers(ready).watching(run_id) as watch:
-        page = Reader(watch, "")
+    with Watchers(ready).watching(run_id) as watcher:
+        page = Reader(watcher, "")
         wait_until(lambda: "rank 1 of 2" in page.read(), 120, "its lines come")
-        assert (watch.state().state, watch.state().problem) == ("running", "")
-        assert [node.node for node in watch.state().nodes] == ["worker-0", "worker-1"]
+        assert (watcher.state().state, watcher.state().problem) == ("running", "")
+        assert [node.node for node in watcher.state().nodes] == ["worker-0", "worker-1"]
         flows.stop(ready, run_id, 1)
         assert "event: ended" in page.read()
 

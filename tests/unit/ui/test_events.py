@@ -244,7 +244,7 @@ def test_a_node_that_does_not_answer_is_named_until_it_does(context: Context, mo
 
     monkeypatch.setattr(MadeUpBackend, "exec", silent)
     with Watchers(context).watching(run_id) as watched:
-        told = "no samples of worker-1: h2: timed out after 20 s"
+        told = "no samples from worker-1: h2: timed out after 20 s"
         wait_until(lambda: watched.state().problem == told, LIMIT, "it is told")
         wait_until(lambda: watched.state().nodes[0].values, LIMIT, "worker-0 has samples")
         monkeypatch.setattr(MadeUpBackend, "exec", asked)
