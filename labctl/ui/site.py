@@ -61,7 +61,7 @@ def error_response(site: Site, request: Request, error: LabError) -> Response:
 
 def failure_response(site: Site, request: Request, error: Exception) -> Response:
     """Return a bug of labctl, whose traceback is printed where the server runs."""
-    failure = LabError(f"labctl failed: {error!r}", hint="the terminal of `labctl ui` has the traceback")
+    failure = LabError(f"labctl failed: {error!r}", hint="see the traceback in the terminal of `labctl ui`")
     return _problem(site, request, failure, 500)
 
 

@@ -56,7 +56,7 @@ def read(text: str) -> Term:
     """Return the term that a text is, such as ``--lr<0.01`` or ``-params.lr=0.01``. ConfigError if it is none."""
     match = _FORM.fullmatch(text)
     if not match:
-        raise ConfigError(f"`{text}` does not compare a name with a value", hint="such as --lr=0.01")
+        raise ConfigError(f"cannot parse filter term `{text}`", hint="NAME=VALUE, such as --lr=0.01")
     dash, kind, name, sign, value = match.groups()
     return Term(shown=name, name=canonical(name), kind=kind or "", sign=sign, value=value, is_negated=bool(dash))
 
@@ -69,7 +69,7 @@ def canonical(name: str) -> str:
 def number(value: str | float) -> float | None:
     """Return a value as a number; None if it is none."""
     try:
-        found = float(value)
+        parsed = float(value)
     except ValueError:
         return None
-    return None if math.isnan(found) else found
+    return None if math.isnan(parsed) else parsed

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const { element, byId, ask } = labctl;
-  const GROUPS = { differing: "Differ between runs", metrics: "Metrics", same: "The same in all runs" };
+  const GROUPS = { differing: "Different between runs", metrics: "Metrics", same: "Same in all runs" };
   const PRESENT = ["loss", "throughput", "nodes"]; // Columns of all lists.
   const values = new Map(); // Values by run id, by name.
 

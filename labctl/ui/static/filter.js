@@ -84,8 +84,8 @@
 
   /* Return a value as a number; undefined if it is none. */
   function asNumber(value) {
-    const found = String(value).trim() === "" ? NaN : Number(value);
-    return Number.isFinite(found) ? found : undefined;
+    const number = String(value).trim() === "" ? NaN : Number(value);
+    return Number.isFinite(number) ? number : undefined;
   }
 
   /* Return true if one of a run's values holds, or none if the comparison is negated. */
