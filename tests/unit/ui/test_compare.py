@@ -83,7 +83,7 @@ def test_a_run_under_way_is_compared_by_its_settings_and_curves_so_far(
     assert f"Run {THIRD} is running: its settings and curves so far." in html
     assert "Load again" in html
     assert '<td class="status running">RUNNING</td>' in html
-    assert lines(html)[0] == ["A", "B"]
+    assert lines(html)[0] == ["A 0ac123", "B 2ac123"]
     assert '<th scope="row">MICRO</th><td data-head="A">1</td><td data-head="B">8</td>' in html
     assert '<th scope="row">launcher</th><td data-head' not in html
     assert "file train.py" not in html
@@ -101,7 +101,7 @@ def test_the_curves_of_a_run_that_is_followed_here_are_where_it_is_followed(
     monkeypatch.setattr(watchers, "folder", lambda _: followed)
     html = page(site, FIRST, THIRD, watchers=watchers)
     assert "It has no curves yet" not in html
-    assert lines(html)[0] == ["A", "B"]
+    assert lines(html)[0] == ["A 0ac123", "B 2ac123"]
 
 
 def test_a_run_under_way_whose_record_is_gone_is_compared_by_what_is_left(
