@@ -83,7 +83,7 @@ def test_a_run_under_way_is_compared_by_its_settings_and_curves_so_far(
     assert f"Run {THIRD} is running: its settings and curves so far." in html
     assert "Load again" in html
     assert '<td class="status running">RUNNING</td>' in html
-    assert lines(html)[0] == ["A 0ac123", "B 2ac123"]
+    assert lines(html)[0] == ["A MICRO=1", "B MICRO=8"]
     assert '<th scope="row">MICRO</th><td data-head="A">1</td><td data-head="B">8</td>' in html
     assert '<th scope="row">launcher</th><td data-head' not in html
     assert "file train.py" not in html
