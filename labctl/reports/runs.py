@@ -210,7 +210,7 @@ def _content(lab: Path, runs: Sequence[RecordedRun], address: Callable[[Path], s
         "differences": _folded(compared.differences),
         "described": list(compare.described(compared)),
         "checks": _checks(sections, only_missed=len(runs) > 1),
-        "metrics": _at_end(compared),
+        "metrics": _at_end(compared, runs),
         "found_in": _found_in(compared),
         "remarks": _remarks(runs[0]) if len(runs) == 1 else {},
         "environments": [(group.name, _environment(by_id[group.runs[0]].facts)) for group in compared.groups],
@@ -272,10 +272,16 @@ def _checks(sections: Iterable[Section], *, only_missed: bool) -> list[tuple[str
     return checks
 
 
-def _at_end(compared: Comparison) -> dict[str, bool]:
+def _at_end(compared: Comparison, runs: Sequence[RecordedRun]) -> dict[str, bool]:
     """Return, for each metric by name, True if its values are the last ones of a series."""
     spreads = chain.from_iterable(group.metrics.items() for group in compared.groups)
-    return {name: spread.at_end for name, spread in spreads}
+    return {name: spread.at_end or any(_is_last(name, run) for run in runs) for name, spread in spreads}
+
+
+def _is_last(name: str, run: RecordedRun) -> bool:
+    """Return True if a metric is declared as the last of its values, and there are several."""
+    declared = run.declared.get(name)
+    return declared is not None and declared.reduce == "last" and len(run.series.get(name, ())) > 1
 
 
 def _found_in(compared: Comparison) -> dict[str, str]:

@@ -238,6 +238,17 @@ def test_two_runs_are_compared(served: Served, open_page: Open) -> None:
     page.get_by_role("link", name="Download as one file").wait_for()
 
 
+def test_curves_of_a_comparison_are_switched_from_steps_to_time(served: Served, open_page: Open) -> None:
+    """The axis, the legend at the crosshair and what a screen reader says are of seconds then."""
+    first, second, _ = EARLIER
+    page = open_page(f"{served.root}/compare?run={first}&run={second}").page
+    page.get_by_role("application", name=re.compile("^loss over step")).wait_for()
+    page.get_by_role("combobox", name="X axis").select_option("time")
+    page.get_by_role("application", name=re.compile("^loss over seconds")).press("ArrowLeft")
+    page.get_by_text("seconds 3", exact=True).first.wait_for()
+    assert page.get_by_role("button", name=re.compile(r"^A learning-rate=0.0009")).count()
+
+
 def test_a_note_is_kept_on_a_run(served: Served, open_page: Open) -> None:
     """What is typed on its page is in the list, and `labctl show` has it."""
     run_id = next(iter(EARLIER))

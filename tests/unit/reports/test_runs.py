@@ -501,6 +501,16 @@ def test_a_run_that_its_user_stopped_says_nothing_of_another_attempt(tmp_path: P
     assert "Retry:" not in html
 
 
+def test_a_metric_that_is_the_last_of_several_values_is_said_to_be_at_the_end(tmp_path: Path) -> None:
+    """Report a throughput declared as the last one, printed once, then printed twice."""
+    path = records.write(tmp_path, FIRST, throughput=24.8)
+    said = 'throughput<span class="dim">at the end</span>'
+    assert said not in report(tmp_path, FIRST).html
+    lines = ({"metric": "throughput", "step": step, "seconds": 1.0, "value": 24.8} for step in (1, 2))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert said in report(tmp_path, FIRST).html
+
+
 def test_charts_of_one_page_have_different_names() -> None:
     """Name charts whose titles give the same name, or none: each has its own."""
     wanted = ("gpu load", "gpu_load", "<>", "gpu-load")
