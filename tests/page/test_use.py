@@ -150,7 +150,7 @@ def test_the_list_is_filtered_by_workload_text_setting_and_bound(served: Served,
     [
         ("000000- loss <4", [1]),
         ("metrics.loss < 5 and params.learning-rate = '9e-4'", [0]),
-        ("learning_rate>=0.0009 -bbb", [0]),
+        ("000000- learning_rate>=0.0009 -bbb", [0]),
         ("run=20260103-000000-gpt-cccccc verdict=Completed workload=gpt node=worker-0", [2]),
         ("000000- cause=", []),
         ("000000- --learning-rate= -learning_rate=0.0006", [1, 0]),
@@ -198,6 +198,10 @@ def test_an_argument_is_a_column_to_sort_by(served: Served, open_page: Open) -> 
     page.get_by_role("cell", name="0.0006", exact=True).wait_for()
     lists(page, third, first, second)
     page.get_by_text("Columns", exact=True).click()
+    page.get_by_role("checkbox", name="--out").check()
+    page.get_by_text(f"/runs/{first}").wait_for()
+    page.set_viewport_size({"width": 700, "height": 500})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_role("checkbox", name="--learning-rate").uncheck()
     head.wait_for(state="detached")
 

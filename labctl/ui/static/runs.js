@@ -156,7 +156,7 @@
 
   /* Write a value to the cell of a further column, on the right if it is a number. */
   function writeFurther(cell, value) {
-    cell.className = isMissing(value) || Number.isNaN(Number(value)) ? "" : "number";
+    cell.className = isMissing(value) || Number.isNaN(Number(value)) ? "further" : "number";
     write(cell, typeof value === "number" ? number(value) : value ?? "");
   }
 
