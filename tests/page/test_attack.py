@@ -125,7 +125,7 @@ def test_a_name_bound_to_this_machine_gets_nothing(served: Served, browser: Brow
     with contextlib.closing(browser.new_page()) as page:
         answer = page.goto(f"http://{name}:{served.port}/{served.token}/")
         assert answer
-        assert (answer.status, answer.text()) == (403, "This address is not that of `labctl ui`.\n")
+        assert (answer.status, answer.text()) == (403, "Unknown host. Open the address that `labctl ui` printed.\n")
 
 
 def told(served: Served, request: bytes) -> bytes:
