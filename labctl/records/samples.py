@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from msgspec import Struct
 
 from labctl.model import Job
 from labctl.records.metrics import finite
+from labctl.system import files
 
 COLUMN = re.compile(r"(?P<device>device \d+ )?(?P<what>.+) \((?P<unit>[^)]*)\)")
 """Title of a column, as ``device 0 memory (MiB)``."""
@@ -17,6 +20,8 @@ IN_COLLECTIVES = "in collectives (share)"
 """Column with the share of time that the node's ranks are in collectives: of the rank that waits least."""
 RECENT = 60
 """Last rows that are read of a run under way, one per second."""
+TAIL = 1 << 16
+"""Bytes at the end of a file that have RECENT rows."""
 LIMIT = 10
 """Time limit of a node's answer, in seconds."""
 
@@ -43,6 +48,18 @@ def look(job: Job, node: str) -> tuple[str, ...]:
     """Return a shell command that prints the header and last RECENT rows of a node's samples file."""
     script = f'head -n 1 "$1"; tail -n {RECENT} "$1"'
     return ("sh", "-c", script, "sh", f"{job.directory}/samples/{node}.csv")
+
+
+def read_last(file: Path) -> str:
+    """Return the header and the last RECENT rows of a samples file; empty if it is not there."""
+    try:
+        with files.open_regular(file) as stream:
+            head = stream.readline()
+            stream.seek(max(len(head), stream.seek(0, os.SEEK_END) - TAIL))
+            rows = stream.read().splitlines(keepends=True)[-RECENT:]
+    except OSError:
+        return ""
+    return b"".join((head, *rows)).decode("utf-8", "replace")
 
 
 def parse(node: str, text: str) -> NodeSamples:

@@ -207,6 +207,11 @@ def outputs(lab: Path, run_id: str) -> Path:
     return lab / naming.OUTPUTS / run_id
 
 
+def samples(lab: Path, run_id: str, node: str) -> Path:
+    """Return the file that a node of a run under way writes its samples to, if the node is on this machine."""
+    return outputs(lab, run_id) / f"samples/{node}.csv"
+
+
 def create(
     lab: Lab, run_id: str, job: tuple[File, ...], record: Iterable[File] = (), code: tuple[Copy, ...] = ()
 ) -> Path:

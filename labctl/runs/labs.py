@@ -81,6 +81,11 @@ def look(backend: Backend) -> LabNow:
 
 def _hang(backend: Backend, run: Run) -> Hang | None:
     """Return what the ranks of a run under way wait for; None if it is nothing or unknown."""
+    directory = run.lab.directory
+    # If all nodes are on this machine, so is the launcher.
+    if all(store.samples(directory, run.run_id, run.short(node.name)).exists() for node in run.job.nodes):
+        hang = store.decode(store.outputs(directory, run.run_id) / store.HANG, Hang)
+        return store.redacted_hang(hang, run.lab) if hang else None
     try:
         written = backend.exec(run, LAUNCHER, ("cat", f"{run.job.directory}/{store.HANG}"), limit=LIMIT)
         return store.redacted_hang(decode(written.out.encode(), Hang), run.lab) if written.code == 0 else None

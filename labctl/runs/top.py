@@ -153,6 +153,9 @@ def tables_of(backend: Backend, run: Run) -> dict[str, str]:
 
     def read(node: str) -> str:
         """Return a node's CSV of last samples; empty if the node cannot be reached."""
+        # A command in a container takes a tenth of a second of a core.
+        if table := samples.read_last(store.samples(run.lab.directory, run.run_id, node)):
+            return table
         try:
             return backend.exec(run, node, samples.look(run.job, node), limit=samples.LIMIT).out
         except LabError:

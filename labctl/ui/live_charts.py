@@ -37,7 +37,7 @@ class SampleTable:
     def __init__(self, node: str, file: Path) -> None:
         """Begin without rows."""
         self.node, self.file = node, file
-        self._count = 0
+        self._count = self._offset = 0
         self.head = ""
         self.problem = ""
         """Why the node does not answer; empty if it did."""
@@ -56,7 +56,20 @@ class SampleTable:
 
     def add(self, printed: str) -> None:
         """Add the rows that the command printed; the last one, if it was not whole, comes again."""
-        rows = printed.rstrip("\n").split("\n")[:-1]
+        self._append(printed.rstrip("\n").split("\n")[:-1])
+
+    def read(self, file: Path) -> None:
+        """Add the new rows of the node's own file, which is on this machine; none once it is gone."""
+        lines, self._offset = lines_after(file, self._offset)
+        self._append([line.decode("utf-8", "replace") for line in lines])
+
+    @property
+    def is_read(self) -> bool:
+        """Return True if rows were read from the node's own file."""
+        return bool(self._offset)
+
+    def _append(self, rows: list[str]) -> None:
+        """Append rows, of which the first of all is the header."""
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write("".join(f"{row}\n" for row in rows))
         self._count += len(rows)

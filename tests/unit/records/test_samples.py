@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from labctl.records import samples
@@ -34,3 +36,13 @@ def test_what_is_no_whole_row_is_nothing(text: str) -> None:
     """Parse text without a complete row: no values."""
     parsed = samples.parse("worker-0", text)
     assert (parsed.values, parsed.devices) == ({}, {})
+
+
+def test_a_file_here_is_read_from_its_end(tmp_path: Path) -> None:
+    """The header and the last rows come, whatever is before; a row that is being written is left out by the parser."""
+    rows = "".join(f"{second}.000,{second % 7}.5\n" for second in range(50_000))
+    (tmp_path / "worker-0.csv").write_text(f"seconds (s),CPU (cores)\n{rows}50000.0")
+    table = samples.read_last(tmp_path / "worker-0.csv")
+    assert len(table.splitlines()) == samples.RECENT + 1
+    assert samples.parse("worker-0", table).seconds == 49_999
+    assert samples.read_last(tmp_path / "worker-1.csv") == ""

@@ -233,8 +233,9 @@ def working() -> list[str]:
 
 
 def test_a_node_that_does_not_answer_is_named_until_it_does(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state says which node has no samples and why, while the others have theirs."""
+    """The state says which node of another machine has no samples and why, while the others have theirs."""
     run_id, asked = detached(context), MadeUpBackend.exec
+    monkeypatch.setattr(store, "samples", lambda *_: context.directory / "not-here")
 
     def silent(self: MadeUpBackend, run: Run, node: str, argv: tuple[str, ...], *, limit: float) -> CompletedProcess:
         """Answer for all nodes but worker-1."""

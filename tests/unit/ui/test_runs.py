@@ -205,10 +205,33 @@ def test_where_the_nodes_do_not_answer_a_run_is_unknown(site: Site, monkeypatch:
     unfinished(site.directory, FIRST)
     listing = Listing(site)
     monkeypatch.setattr(opening, "connected", connected)
+    monkeypatch.setattr(runs, "ASKING", 0)
     for judged, state in ((lambda *_: active, "running"), (refuse, "unknown")):
         monkeypatch.setattr(judge, "judge_ended", judged)
         listing.look()
         assert [row.state for row in listing.index.latest().runs] == [state]
+
+
+def test_nodes_are_asked_about_the_same_runs_now_and_then(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question takes time of the nodes; a run that is new is asked for at once."""
+    asked: list[list[str]] = []
+
+    def judged(_: object, unjudged: list[str]) -> dict[str, ActiveRun]:
+        """Note a question."""
+        asked.append(unjudged)
+        return {}
+
+    unfinished(site.directory, FIRST)
+    listing = Listing(site)
+    monkeypatch.setattr(opening, "connected", connected)
+    monkeypatch.setattr(judge, "judge_ended", judged)
+    monkeypatch.setattr(runs, "INTERVAL", 0)
+    listing.look()
+    listing.look()
+    assert asked == [[FIRST]]
+    unfinished(site.directory, SECOND)
+    listing.look()
+    assert sorted(asked[-1]) == sorted([FIRST, SECOND])
 
 
 def test_pages_share_a_look(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
