@@ -59,7 +59,9 @@ def test_mpirun_by_hand_starts_the_ranks_of_all_nodes(lab: Lab, repository: Path
     command = "mpirun --hostfile $LABCTL_HOSTFILE uname -n"
     answer = lab.call("run", "--once", "--json", "--", "sh", "-c", command, here=repository).expect(0)
     log = (lab.path / "runs" / answer.json["run_id"] / "output.log").read_text()
-    assert sorted(log.split()) == ["worker-0", "worker-1"]
+    # Open MPI warns if a child has set its process group before its parent does.
+    lines = [line for line in log.splitlines() if "plm:rsh: Warning: setpgid" not in line]
+    assert sorted(lines) == ["worker-0", "worker-1"]
 
 
 def test_a_projects_package_is_installed_for_the_run(lab: Lab, repository: Path) -> None:

@@ -53,11 +53,14 @@ def test_an_installed_wheel_makes_and_renders_a_lab_anywhere(venv: Path, tmp_pat
     assert "opt-tiny" in run(labctl, "workloads", cwd=tmp_path / "lab")
     shipped = run(venv / "bin/python", "-c", "import labctl; print(labctl.__file__)", cwd=tmp_path)
     assert str(venv) in shipped
-    templates = {path.name for path in Path(shipped.strip()).parent.rglob("*.j2")}
+    package = Path(shipped.strip()).parent
+    templates = {path.name for path in package.rglob("*.j2")}
     fragments = {f"{name}.yml.j2" for name in accelerators.modules()}
-    pages = {"curves.html.j2", "metrics.html.j2", "page.html.j2", "runs.html.j2", "validation.html.j2"}
+    pages = {path.name for part in ("reports", "ui") for path in (ROOT / "labctl" / part).rglob("*.html.j2")}
     scripts = {"project.sh.j2", "rank.sh.j2", "start.sh.j2"}
     assert templates == {"node.yml.j2", "ssh_config.j2", *scripts, *pages, *fragments}
+    static = {path.relative_to(ROOT / "labctl") for path in (ROOT / "labctl").glob("*/static/*")}
+    assert {path.relative_to(package) for path in package.glob("*/static/*")} == static
     assert (tmp_path / "lab/workloads/common/script_exit.py").is_file()
 
 
