@@ -27,6 +27,7 @@ quickstart: $(VENV)/.installed  ## set up this machine, bring a two-node lab up,
 	  '  $(LABCTL) run opt-13b --rehearse    the path of a big model, shrunk' \
 	  '  $(LABCTL) shell worker-1            a prompt in a node' \
 	  '  $(LABCTL) show                      this run again; its files are in runs/' \
+	  '  $(LABCTL) ui                        this run, and others, in a browser' \
 	  '  $(LABCTL) down                      remove the lab'
 
 test: $(VENV)/.developer  ## lint, types, unit tests, and smoke tests on a real engine
