@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -31,6 +31,15 @@ class Reading(Struct, frozen=True):
 
     value: float
     unit: str
+
+
+class Column(Struct, frozen=True):
+    """A column of a table: a quantity of the node, or of one of its devices, as ``device memory`` of ``device 0``."""
+
+    place: int
+    title: str
+    unit: str
+    device: str
 
 
 class NodeSamples(Struct, frozen=True, kw_only=True):
@@ -67,7 +76,7 @@ def parse(node: str, text: str) -> NodeSamples:
     head, rows = _table(text)
     if not rows:
         return NodeSamples(node=node)
-    numbers = [_number(cell) for cell in rows[-1]]
+    numbers = [cell_value(cell) for cell in rows[-1]]
     values: dict[str, Reading] = {}
     devices: dict[str, dict[str, Reading]] = {}
     for name, number in zip(head[1:], numbers[1:], strict=True):
@@ -83,7 +92,7 @@ def shares(text: str) -> tuple[float | None, ...]:
     if IN_COLLECTIVES not in head:
         return ()
     column = head.index(IN_COLLECTIVES)
-    numbers = [_number(row[column]) for row in rows]
+    numbers = [cell_value(row[column]) for row in rows]
     return tuple(number if number is None else min(1.0, number) for number in numbers)
 
 
@@ -99,7 +108,18 @@ def _table(text: str) -> tuple[list[str], list[list[str]]]:
     return head, [row for row in rows if len(row) == len(head) and row != head]
 
 
-def _number(cell: str) -> float | None:
+def columns(head: Sequence[str]) -> list[Column]:
+    """Return the columns of a table that have a quantity and a unit, from its header."""
+    known: list[Column] = []
+    for place, name in enumerate(head[1:], start=1):
+        if match := COLUMN.fullmatch(name):
+            device = (match["device"] or "").strip()
+            title = f"device {match['what']}" if device else match["what"]
+            known.append(Column(place, title, match["unit"], device))
+    return known
+
+
+def cell_value(cell: str) -> float | None:
     """Return a cell's finite number; None for anything else."""
     try:
         return finite(float(cell))[0]

@@ -160,7 +160,7 @@ REACHED = "reached"
 """Name of the note with the last step of a run that did not pass."""
 EVIDENCE = "evidence.tar.gz"
 HANG = "stacks/hang.json"
-"""What a run's ranks wait for, or waited for, in its outputs and then in its record."""
+"""File with the explanation of a run's silence, in its outputs and then in its record."""
 PLACE = "cluster.json"
 """File with the server, namespace and job of a run in a cluster."""
 PODS = "pods.json"
@@ -762,14 +762,14 @@ def read_result(lab: Path, run_id: str) -> Result | None:
 
 def read_hang(lab: Lab, run_id: str) -> Hang | None:
     """Return what a run's ranks waited for, from stacks/hang.json, redacted; None if it is missing."""
-    found = decode(directory(lab.directory, run_id) / HANG, Hang)
-    return redacted_hang(found, lab) if found else None
+    hang = decode(directory(lab.directory, run_id) / HANG, Hang)
+    return redacted_hang(hang, lab) if hang else None
 
 
-def redacted_hang(found: Hang, lab: Lab) -> Hang:
+def redacted_hang(hang: Hang, lab: Lab) -> Hang:
     """Return what ranks waited for, with the lab's secrets redacted, and its first lines only."""
-    lines = tuple(redact(line, lab.hidden) for line in found.lines[:MOST_HANG_LINES])
-    return replace(found, sentence=redact(found.sentence, lab.hidden), lines=lines)
+    lines = tuple(redact(line, lab.hidden) for line in hang.lines[:MOST_HANG_LINES])
+    return replace(hang, sentence=redact(hang.sentence, lab.hidden), lines=lines)
 
 
 def decode(path: Path | str, kind: type[T]) -> T | None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.records import store
-from labctl.records.samples import COLUMN
+from labctl.records.samples import columns
 from labctl.system import files
 
 
@@ -40,13 +40,10 @@ def _tracks(node: str, head: list[str], rows: list[list[str]]) -> Iterable[Track
     """Yield a Track for each column that has a value; rows of another length, or without seconds, are skipped."""
     # The last row of a run that was cut off may be half a row.
     whole = [row for row in rows if len(row) == len(head) and _number(row[0]) is not None]
-    for column, name in enumerate(head[1:], start=1):
-        match = COLUMN.fullmatch(name)
-        points = tuple((_number(row[0]) or 0, _number(row[column])) for row in whole)
-        if match and any(value is not None for _, value in points):
-            device = (match["device"] or "").strip()
-            quantity = f"device {match['what']}" if device else match["what"]
-            yield Track(what=quantity, unit=match["unit"], node=node, device=device, points=points)
+    for column in columns(head):
+        points = tuple((_number(row[0]) or 0, _number(row[column.place])) for row in whole)
+        if any(value is not None for _, value in points):
+            yield Track(what=column.title, unit=column.unit, node=node, device=column.device, points=points)
 
 
 class EpochRow(Struct, frozen=True, kw_only=True):

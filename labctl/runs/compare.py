@@ -267,7 +267,7 @@ class _Given(Struct, frozen=True):
 
 
 class Parameters(Struct, frozen=True):
-    """What a person chose for a run, without secrets and empty values: quick to read, unlike facts."""
+    """Options, arguments and settings chosen for a run, without secrets and empty values; quick to read."""
 
     own: Mapping[str, str]
     """Launcher, number of nodes, options, environment and arguments; they count before settings of the same name."""

@@ -77,10 +77,10 @@ def routes(site: Site) -> list[BaseRoute]:
 
 def find_all(lab: Path) -> dict[str, Place]:
     """Return the batches and searches of a lab by path: those in output/, and the checks of validations."""
-    parents = [OUTPUT, *(f"{REPORTS}/{folder}/{CHECKS}" for folder in _folders(lab / REPORTS))]
+    parents = [OUTPUT, *(f"{REPORTS}/{folder}/{CHECKS}" for folder in subfolders(lab / REPORTS))]
     places: dict[str, Place] = {}
     for parent in parents:
-        for folder in _folders(lab / parent):
+        for folder in subfolders(lab / parent):
             if place := _place(lab, f"{parent}/{folder}"):
                 places[place.path] = place
     return places
@@ -103,12 +103,12 @@ def _place(lab: Path, path: str) -> Place | None:
     """Return the batch in a folder, or the search whose rounds are batches; None without either."""
     if (lab / path / RECORD).is_file():
         return Place(path, (path,))
-    rounds = [folder for folder in _folders(lab / path) if folder.startswith(ROUND)]
+    rounds = [folder for folder in subfolders(lab / path) if folder.startswith(ROUND)]
     folders = tuple(f"{path}/{folder}" for folder in sorted(rounds) if (lab / path / folder / RECORD).is_file())
     return Place(path, folders, is_search=True) if folders else None
 
 
-def _folders(parent: Path) -> list[str]:
+def subfolders(parent: Path) -> list[str]:
     """Return the names of the folders in another, links left out; none if it is not there."""
     try:
         with os.scandir(parent) as entries:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from labctl.model import Job
 from labctl.records import samples, store
-from labctl.records.metrics import Sample, finite
+from labctl.records.metrics import Sample
 from labctl.reports.curves import MOST, Axis, Chart, Line, Points, Times, name_of, named_apart, thinned
 from labctl.runs.series import main_rank, named_rank
 from labctl.system import files, human
@@ -87,8 +87,8 @@ class LinePoints(Struct, frozen=True, omit_defaults=True):
     times: Times = ()
     band: Sequence[tuple[float | None, float | None]] = ()
     remark: str = ""
-    anew: bool = False
-    """True if they replace all earlier points of the line."""
+    replaces: bool = False
+    """True if all earlier points of the line are replaced."""
 
 
 class LiveCharts:
@@ -118,7 +118,7 @@ class NewPoints:
         self.charts: dict[str, Chart] = {}
         self.remarks: dict[str, str] = {}
         """By the names of charts."""
-        self.anew: set[str] = set()
+        self.replaced: set[str] = set()
         """Names of charts whose earlier points are replaced."""
         self._values: dict[tuple[str, str], dict[float, list[float]]] = {}
         self._times: dict[tuple[str, str, float], float] = {}
@@ -159,7 +159,7 @@ class NewPoints:
         )
         (drawn,) = thinned(msgspec.structs.replace(self.charts[chart], lines=(line,))).lines
         return LinePoints(
-            chart, name, drawn.points, drawn.times, drawn.band, self.remarks.get(chart, ""), chart in self.anew
+            chart, name, drawn.points, drawn.times, drawn.band, self.remarks.get(chart, ""), chart in self.replaced
         )
 
 
@@ -209,7 +209,7 @@ class MetricsReader:
         for sample in filter(None, map(_sample, lines)):
             if sample.rank == drawn.get(sample.metric):
                 self._add(sample, new)
-        new.anew |= set(new.charts) if is_other else set()
+        new.replaced |= set(new.charts) if is_other else set()
         return end
 
     def _count(self, file: Path, end: int) -> None:
@@ -260,34 +260,17 @@ def _sample(line: bytes) -> Sample | None:
 # --- samples of nodes ----------------------------------------------------------------------------------------
 
 
-class Column(Struct, frozen=True):
-    """A column of a table of samples: a quantity of the node, or of one of its devices."""
-
-    place: int
-    title: str
-    unit: str
-    device: str
-
-
 def read_samples(charts: LiveCharts, tables: Sequence[SampleTable], offsets: list[int], new: NewPoints) -> None:
     """Add the points of new samples, and move the offset of each node behind them."""
     for number, table in enumerate(tables):
         lines, offsets[number] = lines_after(table.file, offsets[number])
         rows = list(csv.reader(line.decode("utf-8", "replace") for line in lines))
-        columns = list(_columns(table.head))
+        columns = samples.columns(next(csv.reader([table.head]), []))
         devices = Counter(column.title for column in columns)
         for column in columns:
             line = _line_of(table.node, column.device, len(tables), devices[column.title])
             remark = _merged_of(line, table.node, len(tables), devices[column.title])
             _add_column(charts, column, line, rows, new, remark)
-
-
-def _columns(head: str) -> Iterator[Column]:
-    """Yield the columns of a table that have a quantity and a unit."""
-    for place, name in enumerate(next(csv.reader([head]), [])):
-        if place and (match := samples.COLUMN.fullmatch(name)):
-            device = (match["device"] or "").strip()
-            yield Column(place, f"device {match['what']}" if device else match["what"], match["unit"], device)
 
 
 def _line_of(node: str, device: str, nodes: int, devices: int) -> str:
@@ -305,10 +288,12 @@ def _merged_of(line: str, node: str, nodes: int, devices: int) -> str:
 
 
 def _add_column(
-    charts: LiveCharts, column: Column, line: str, rows: Sequence[Sequence[str]], new: NewPoints, remark: str
+    charts: LiveCharts, column: samples.Column, line: str, rows: Sequence[Sequence[str]], new: NewPoints, remark: str
 ) -> None:
     """Add the points of a column; none as long as it was always zero."""
-    points = [(_number(row[0]), _number(row[column.place])) for row in rows if len(row) > column.place]
+    points = [
+        (samples.cell_value(row[0]), samples.cell_value(row[column.place])) for row in rows if len(row) > column.place
+    ]
     key = (MACHINE, column.title)
     if key not in charts.by_title and not any(value for at, value in points if at is not None):
         return
@@ -321,11 +306,3 @@ def _add_column(
 
 def _x(point: tuple[float, Any]) -> float:
     return point[0]
-
-
-def _number(cell: str) -> float | None:
-    """Return the finite number in a cell; None for anything else."""
-    try:
-        return finite(float(cell))[0]
-    except ValueError:
-        return None

@@ -167,7 +167,7 @@ COUNTING = threading.Lock()
 
 @lru_cache(maxsize=64)
 def _counts(path: Path) -> list[int]:  # noqa: ARG001
-    """Return the counts of a file, which has the same lines if it is written anew. By path: inodes are used again."""
+    """Return the counts of a file, which has the same lines if it is rewritten. By path: inodes are used again."""
     return [0]
 
 

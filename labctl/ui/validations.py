@@ -12,6 +12,7 @@ from labctl.errors import ConfigError
 from labctl.reports.validation import Figure, Validation, status, worst
 from labctl.system import human
 from labctl.system.decode import decode
+from labctl.ui.batches import REPORTS, subfolders
 from labctl.ui.files import list_folder, open_file
 from labctl.ui.site import Site, as_json
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
-REPORTS = "reports"
 SHOWN = 10
 """Latest validations that are listed."""
 WORST = 5
@@ -73,20 +73,12 @@ def validations(lab: Path) -> list[dict[str, object]]:
     """Return the latest validations as the page shows them, the last first; only that with its worst figures."""
     shown: list[dict[str, object]] = []
     # Their names begin with the date.
-    for name in sorted(_names(lab / REPORTS), reverse=True):
+    for name in sorted(subfolders(lab / REPORTS), reverse=True):
         if len(shown) == SHOWN:
             break
         if validation := _read(lab, name):
             shown.append(_row(name, validation, first=not shown))
     return shown
-
-
-def _names(folder: Path) -> list[str]:
-    """Return the names in a folder; none if it is not there."""
-    try:
-        return [path.name for path in folder.iterdir()]
-    except OSError:
-        return []
 
 
 def _read(lab: Path, name: str) -> Validation | None:

@@ -79,7 +79,7 @@ async ([page, script, post]) => {
   return outcome;
 }
 """
-"""What a page of another origin can try, with the outcome of each attempt."""
+"""Requests that a page of another origin can try, with the outcome of each attempt."""
 ATTEMPTS = 9
 """Attempts that are requests: a socket is none."""
 

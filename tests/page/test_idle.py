@@ -1,4 +1,4 @@
-"""What the server costs while nobody looks, and how it ends."""
+"""Cost of the server while nobody looks, and its end."""
 
 from __future__ import annotations
 

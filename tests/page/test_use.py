@@ -40,7 +40,7 @@ POINTS = """
   return Math.max(0, ...shown.map((plot) => plot.data[1].filter((value) => Number.isFinite(value)).length));
 }
 """
-"""How many points the chart of a metric has."""
+"""Script that counts the points of a metric's chart."""
 EARLIER = {"20260101-000000-vit-aaaaaa": 90.0, "20260102-000000-vit-bbbbbb": 120.0, "20260103-000000-gpt-cccccc": 60.0}
 """Throughputs of runs of which there are records."""
 
@@ -254,7 +254,7 @@ def test_curves_of_a_comparison_are_switched_from_steps_to_time(served: Served, 
 
 
 def test_a_note_is_kept_on_a_run(served: Served, open_page: Open) -> None:
-    """What is typed on its page is in the list, and `labctl show` has it."""
+    """Type a note on its page: it is in the list, and `labctl show` has it."""
     run_id = next(iter(EARLIER))
     page = open_page(f"{served.root}/run/{run_id}").page
     page.get_by_role("button", name="Add note").click()

@@ -1,6 +1,6 @@
 /* Interactive charts of a page: those of its data block, the JSON in the element #charts, and those that a script adds.
    labctl.charts.add(container, chart) draws one in a new figure of a container; labctl.charts.append(name, line, points,
-   {times, band, remark, anew}) adds points to one. A chart is {name, title, caption, remark, along, unit, lines: [{name,
+   {times, band, remark, replaces}) adds points to one. A chart is {name, title, caption, remark, along, unit, lines: [{name,
    points: [[x, y]], color, dash, band: [[low, high]], times: [seconds]}]}; a y of null is a gap, a band is the range of the
    values that a line stands for, times are those of points over steps. */
 "use strict";
@@ -53,8 +53,8 @@
   }
 
   /* Add points to a line; one with the x of the last point replaces it. Points without times end those of the line. */
-  function extend(line, points, { times = [], band = [], anew = false }) {
-    if (anew) Object.assign(line, { xs: [], ys: [], band: null, times: null });
+  function extend(line, points, { times = [], band = [], replaces = false }) {
+    if (replaces) Object.assign(line, { xs: [], ys: [], band: null, times: null });
     if (band.length) line.band ||= line.ys.map((y) => [y, y]);
     if (!line.xs.length && times.length) line.times = [];
     if (!times.length) line.times = null;
@@ -190,7 +190,7 @@
     return tables.length ? uPlot.join(tables) : [[]];
   }
 
-  /* Draw a chart anew, as its lines or settings have changed. */
+  /* Redraw a chart, as its lines or settings have changed. */
   function build(view) {
     if (view.plot) view.plot.destroy();
     view.plot = null;
@@ -523,7 +523,7 @@
     rebuild(container);
   }
 
-  /* Draw the charts of a container anew. */
+  /* Redraw the charts of a container. */
   function rebuild(container) {
     for (const view of views.values()) {
       if (view.figure.parentElement === container) build(view);

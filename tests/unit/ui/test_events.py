@@ -108,7 +108,7 @@ def place(text: str) -> str:
 
 
 class Page:
-    """What a page has got so far."""
+    """Events that a page has got so far."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader, self.events = reader, list[Event]()
@@ -378,10 +378,10 @@ def test_of_ranks_that_print_the_same_metric_one_is_drawn(tmp_path: Path) -> Non
     file.write_text(printed((1, 99, 1), (1, 7, 0), (2, 6, 0), (3, 98, 1), (3, 5, 0)))
     reader.read(tmp_path, end, third)
     ((stray,), (loss, step_time), (more, _)) = (new.points() for new in (first, second, third))
-    assert (list(stray.points), stray.anew, stray.remark) == ([(1, 99)], False, "")
-    assert (list(loss.points), loss.times, loss.anew, loss.remark) == ([(1, 7), (2, 6)], [0.5, 1], True, "rank 0")
+    assert (list(stray.points), stray.replaces, stray.remark) == ([(1, 99)], False, "")
+    assert (list(loss.points), loss.times, loss.replaces, loss.remark) == ([(1, 7), (2, 6)], [0.5, 1], True, "rank 0")
     assert (list(step_time.points), step_time.times) == ([(2, 0.5)], [1])
-    assert (list(more.points), more.anew) == ([(3, 5)], False)
+    assert (list(more.points), more.replaces) == ([(3, 5)], False)
 
 
 def test_a_page_that_comes_back_knows_the_ranks_of_what_it_had(tmp_path: Path) -> None:
