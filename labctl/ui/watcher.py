@@ -76,7 +76,8 @@ class Watcher:
         self.charts = LiveCharts()
         self._record = store.directory(context.directory, run_id)
         self._context = context
-        self._folder = TemporaryDirectory(prefix="labctl-ui-")
+        # A process that ends while the output is written leaves the files of that moment, but no traceback.
+        self._folder = TemporaryDirectory(prefix="labctl-ui-", ignore_cleanup_errors=True)
         self._own = Path(self._folder.name)
         self.tables = [SampleTable(node.name, self._own / f"{place}.csv") for place, node in enumerate(self.job.nodes)]
         self._follower: Future[None] | None = None
@@ -87,12 +88,19 @@ class Watcher:
         self._tracker = tracker_of(self.job.workload)
         self._read: int | None = None
         self._reading = threading.Lock()
-        begin(self._look_after)
+        self._looker = begin(self._look_after)
 
     def leave(self) -> None:
-        """End all work, and remove what was read."""
+        """End all work, and remove what was read as soon as nothing writes to it."""
         self._over.set()
-        self._folder.cleanup()
+        self._looker.add_done_callback(self._remove)
+
+    def _remove(self, _: Future[None]) -> None:
+        """Remove what was read once the follower has ended too."""
+        if self._follower:
+            self._follower.add_done_callback(lambda _: self._folder.cleanup())
+        else:
+            self._folder.cleanup()
 
     @property
     def has_ended(self) -> bool:
@@ -202,9 +210,7 @@ def _ask(backend: Backend, run: Run, table: SampleTable) -> None:
         table.problem = f"no samples from {table.node}: {error.message}"
         return
     table.problem = ""
-    # The last page may leave meanwhile, and the folder with it.
-    with suppress(FileNotFoundError):
-        table.add(printed)
+    table.add(printed)
 
 
 def hang_of(lines: Sequence[LogLine], before: str) -> str:

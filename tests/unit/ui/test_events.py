@@ -337,6 +337,25 @@ def test_a_watch_goes_on_after_a_failure(context: Context, failure: Exception, m
         page.has(lambda: page.points("loss") == [[1, 9]] and not page.problem)
 
 
+def test_files_of_a_watch_go_once_nothing_writes_to_them(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last page may close while the run's output is still written."""
+    is_following, goes_on = threading.Event(), threading.Event()
+
+    def slow_output(*_: Any) -> None:
+        """Write nothing until the test lets it end."""
+        is_following.set()
+        assert goes_on.wait(LIMIT)
+
+    monkeypatch.setattr(MadeUpBackend, "output", slow_output)
+    with Watchers(context).watching(detached(context)) as watched:
+        assert is_following.wait(LIMIT)
+        wait_until(lambda: watched.folder != watched._record, LIMIT, "the folder of the follower")
+    wait_until(watched._looker.done, LIMIT, "the end of the looks")
+    assert list(watched.folder.iterdir())
+    goes_on.set()
+    wait_until(lambda: not watched.folder.exists(), LIMIT, "the folder's end")
+
+
 def test_a_sample_that_was_not_written_whole_is_left_out(tmp_path: Path) -> None:
     """As on a full disk, whose room came back."""
     line = b'{"metric":"loss","step":%d,"seconds":%d,"value":1.5}\n'
