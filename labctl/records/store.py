@@ -199,7 +199,7 @@ def new_id(workload: str, now: datetime) -> str:
 
 def directory(lab: Path, run_id: str) -> Path:
     """Return the path of a run's record."""
-    return lab / "runs" / run_id
+    return lab / f"runs/{run_id}"
 
 
 def outputs(lab: Path, run_id: str) -> Path:
@@ -946,10 +946,10 @@ def began(run_id: str) -> str | None:
 
 def start(run_id: str, started: str | None) -> datetime | None:
     """Return when a run began: the time of its result, else that of its id; None if neither is a time."""
-    for text in filter(None, (started, began(run_id))):
-        with suppress(ValueError):
-            return datetime.fromisoformat(text).astimezone()
-    return None
+    with suppress(ValueError):
+        return datetime.fromisoformat(started or "").astimezone()
+    first = began(run_id)
+    return datetime.fromisoformat(first) if first else None
 
 
 def ranks_of(lines: Iterable[str]) -> tuple[Rank, ...]:

@@ -256,6 +256,12 @@ def _letter(number: int) -> str:
 # --- facts ---------------------------------------------------------------------------------------------------
 
 
+class _Request(Struct, frozen=True):
+    """Part of ``job.json`` with the options of `labctl run`."""
+
+    options: dict[str, Any] | None = None
+
+
 class _Given(Struct, frozen=True):
     """Parts of ``job.json`` by which a run can be searched."""
 
@@ -263,7 +269,7 @@ class _Given(Struct, frozen=True):
     rank_argv: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     nodes: tuple[store.NamedNode, ...] = ()
-    request: dict[str, Any] | None = None
+    request: _Request | None = None
 
 
 class Parameters(Struct, frozen=True):
@@ -279,10 +285,10 @@ class Parameters(Struct, frozen=True):
         return self.own.get(name) or self.settings.get(name)
 
 
-def parameters(path: Path) -> Parameters:
+def parameters(path: str) -> Parameters:
     """Read what a person chose for a recorded run."""
     given = store.decode(f"{path}/job.json", _Given) or _Given()
-    options = (given.request or {}).get("options") or {}
+    options = (given.request and given.request.options) or {}
     words = [word for word, _ in redaction.redacted(given.rank_argv)]
     found = {
         "launcher": given.launcher,

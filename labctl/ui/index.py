@@ -87,21 +87,16 @@ class Index:
         """Held while rows are taken out or put in, not while records are read."""
         self._reading = threading.Lock()
         """Held while all records are read, that others do not read them too."""
-        self._reading_parameters = threading.Lock()
         self._ids: Sequence[str] = ()
         self._listed = 0
         """When the folder of all records had changed before they were listed."""
         self._short: Mapping[str, str] = {}
-        self._rows: dict[str, Row] = {}
-        self._read: dict[str, int] = {}
-        """When the folder of each record that was read had changed."""
+        self._kept: dict[str, ReadRun] = {}
         self._changed: dict[str, int] = {}
         """Number of the last change of each run, of removed ones too."""
         self._change = 0
         self._asked: Collection[str] = ()
         self._active: Mapping[str, ActiveRun] = {}
-        self._metrics: dict[str, Mapping[str, float]] = {}
-        self._parameters: dict[str, Parameters] = {}
         self._metric_names: set[str] = set()
         self._parameter_names: set[str] = set()
 
@@ -110,20 +105,21 @@ class Index:
         self._refresh(limit)
         with self._lock:
             ids = self._ids[:limit]
-            return Rows(self._change, len(self._ids), [self._rows[run_id] for run_id in ids if run_id in self._rows])
+            rows = [self._kept[run_id].row for run_id in ids if run_id in self._kept]
+            return Rows(self._change, len(self._ids), rows)
 
     def since(self, change: int) -> Rows:
         """Return the rows that came after a change, of what is in memory."""
         with self._lock:
             changed = [run_id for run_id, number in self._changed.items() if number > change]
-            rows = [self._rows[run_id] for run_id in changed if run_id in self._rows]
-            removed = [run_id for run_id in changed if run_id not in self._rows]
+            rows = [self._kept[run_id].row for run_id in changed if run_id in self._kept]
+            removed = [run_id for run_id in changed if run_id not in self._kept]
             return Rows(self._change, len(self._ids), rows, removed)
 
     def without_result(self) -> list[str]:
         """Return the ids of the runs in memory that have no result."""
         with self._lock:
-            return [run_id for run_id, row in self._rows.items() if row.state != "done"]
+            return [run_id for run_id, run in self._kept.items() if run.row.state != "done"]
 
     def keep_states(self, asked: Collection[str], active: Mapping[str, ActiveRun]) -> None:
         """Keep what the nodes report of runs without a result: of ``asked`` those that are ``active``."""
@@ -137,8 +133,9 @@ class Index:
         """Read the records that have changed, of the latest ``limit`` runs; drop the rows of removed ones."""
         with nullcontext() if limit else self._reading:
             ids = iter(self._listed_ids()[:limit])
+            here = {path.stem for path in filelock.held_below(self._lab / filelock.RUNS)}
             while chunk := list(islice(ids, CHUNK)):
-                read = [self._read_again(run_id, short) for run_id, short in chunk]
+                read = [self._read_again(run_id, short, here) for run_id, short in chunk]
                 with self._lock:
                     self._keep(filter(None, read))
 
@@ -157,20 +154,23 @@ class Index:
         if ids == self._ids:
             return
         self._ids, self._short = ids, store.short_ids(ids)
-        for run_id in self._rows.keys() - self._short.keys():
-            del self._rows[run_id], self._read[run_id]
-            self._parameters.pop(run_id, None)
-            self._metrics.pop(run_id, None)
+        for run_id in self._kept.keys() - self._short.keys():
+            del self._kept[run_id]
             self._changed[run_id] = self._change
 
-    def _read_again(self, run_id: str, short: str) -> ReadRun | None:
-        """Read a record if its folder has changed, it has no result yet, or its short id is another; None if not."""
-        row = self._rows.get(run_id)
-        when = _changed_at(f"{self._lab}/runs/{run_id}")
-        if row and row.state == "done" and row.short == short and when and self._read.get(run_id) == when:
+    def _read_again(self, run_id: str, short: str, here: Collection[str]) -> ReadRun | None:
+        """Read a record if its folder has changed, it has no result yet, or its short id is another; None if not.
+
+        ``here``: runs that processes of this machine record.
+        """
+        kept, folder = self._kept.get(run_id), f"{self._lab}/runs/{run_id}"
+        when = _changed_at(folder)
+        if kept and kept.row.state == "done" and kept.row.short == short and when and kept.when == when:
             return None
-        run = _with_last_metrics(store.summary(self._lab, run_id, self._state(run_id)), self._lab)
-        return ReadRun(when=when, row=_row(run, short), metrics=_numbers(run.metrics))
+        active = self._active if run_id in self._asked or run_id in here else _unknown(run_id)
+        run = _with_last_metrics(store.summary(self._lab, run_id, active), self._lab)
+        parameters = compare.parameters(folder)
+        return ReadRun(when=when, row=_row(run, short), metrics=_numbers(run.metrics), parameters=parameters)
 
     def _keep(self, read: Iterable[ReadRun]) -> None:
         """Keep runs that were read, except for those removed since, with the number of a new change."""
@@ -179,23 +179,17 @@ class Index:
             run_id = run.row.id
             if run_id not in self._short:
                 continue
-            self._read[run_id] = run.when
-            if (run.row, run.metrics) != (self._rows.get(run_id), self._metrics.get(run_id)):
-                self._rows[run_id], self._metrics[run_id] = run.row, run.metrics
+            before, self._kept[run_id] = self._kept.get(run_id), run
+            if not before or replace(before, when=run.when) != run:
                 self._metric_names.update(run.metrics)
+                self._parameter_names.update(run.parameters.own, run.parameters.settings)
                 self._changed[run_id] = self._change
-
-    def _state(self, run_id: str) -> Mapping[str, ActiveRun]:
-        """Return what is known of a run without a result: nothing if its nodes were not asked for it."""
-        if run_id in self._asked or filelock.is_held(store.lock(self._lab, run_id)):
-            return self._active
-        return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown")}
 
     # --- settings and arguments ------------------------------------------------------------------------------
 
     def matching(self, sought: Sequence[str]) -> list[str]:
         """Return the ids of the runs that match all of these terms, as ``terms.read`` takes them."""
-        self.read_parameters()
+        self._read_all()
         spelled = [(term, self._spellings(term)) for term in map(terms.read, sought)]
         return [
             run_id
@@ -205,35 +199,29 @@ class Index:
 
     def unknown(self, sought: Sequence[str]) -> list[str]:
         """Return the names in these terms that no run has."""
-        self.read_parameters()
+        self._read_all()
         return [term.shown for term in map(terms.read, sought) if not any(self._spellings(term))]
 
     def column(self, name: str, since: int = 0) -> dict[str, str | float]:
         """Map ids to the metric, argument or setting of this name of the runs that have it and came after a change."""
-        self.read_parameters()
+        self._read_all()
         changed = [run_id for run_id, change in tuple(self._changed.items()) if change > since]
         values = ((run_id, next(self._values(run_id, [name], [name]), None)) for run_id in changed)
         return {run_id: value for run_id, value in values if value is not None}
 
     def names(self) -> Names:
         """Return the names of all metrics, arguments and settings of the runs."""
-        self.read_parameters()
-        given = tuple(self._parameters.values())
+        self._read_all()
+        given = [run.parameters for run in tuple(self._kept.values())]
         by_kind = sorted(self._parameter_names, key=lambda name: (not name.startswith("--"), name))
         differing = [name for name in by_kind if len({parameters.get(name) for parameters in given}) > 1]
         same = [name for name in by_kind if name not in set(differing)]
         return Names(differing=differing, metrics=sorted(self._metric_names), same=same)
 
-    def read_parameters(self) -> None:
-        """Read the settings and arguments of all runs that were not read yet, and their rows."""
-        if not self._ids or len(self._rows) < len(self._ids):
+    def _read_all(self) -> None:
+        """Read the records of all runs, unless all have been read."""
+        if not self._ids or len(self._kept) < len(self._ids):
             self._refresh(None)
-        with self._reading_parameters:
-            for run_id in tuple(self._ids):
-                if run_id not in self._parameters:
-                    parameters = compare.parameters(store.directory(self._lab, run_id))
-                    self._parameter_names.update(parameters.own, parameters.settings)
-                    self._parameters[run_id] = parameters
 
     def _spellings(self, term: Term) -> tuple[list[str], list[str]]:
         """Return the names of metrics, and of arguments and settings, that a term means."""
@@ -243,9 +231,9 @@ class Index:
 
     def _values(self, run_id: str, metrics: Iterable[str], params: Iterable[str]) -> Iterator[str | float]:
         """Yield what a run has by these names of metrics, and of arguments and settings."""
-        own, given = self._metrics.get(run_id, {}), self._parameters.get(run_id)
-        yield from (own[name] for name in metrics if name in own)
-        yield from filter(None, map(given.get, params) if given else ())
+        if run := self._kept.get(run_id):
+            yield from (run.metrics[name] for name in metrics if name in run.metrics)
+            yield from filter(None, map(run.parameters.get, params))
 
 
 class ReadRun(Struct, frozen=True):
@@ -255,6 +243,12 @@ class ReadRun(Struct, frozen=True):
     """When its folder had changed, as by ``_changed_at``."""
     row: Row
     metrics: Mapping[str, float]
+    parameters: Parameters
+
+
+def _unknown(run_id: str) -> Mapping[str, ActiveRun]:
+    """Return the state of a run whose nodes were not asked for it."""
+    return {run_id: ActiveRun(id=run_id, nodes=(), state="unknown")}
 
 
 def _changed_at(folder: Path | str) -> int:
@@ -321,9 +315,10 @@ def _numbers(metrics: Mapping[str, Recorded]) -> dict[str, float]:
 
 def _with_last_metrics(run: RunSummary, lab: Path) -> RunSummary:
     """Return a run with its metrics: those of its result, or those that it printed last if it has none."""
-    record = store.directory(lab, run.run_id)
-    if run.state == "done" or not (samples := series.last(record)):
+    if run.state == "done":
         return run
+    record = store.directory(lab, run.run_id)
+    samples = series.last(record)
     units = {metric.name: metric.unit for metric in store.workload(record).metrics}
     metrics = {name: {"last": sample.value, "unit": units.get(name, "")} for name, sample in samples.items()}
     return replace(run, metrics=metrics)

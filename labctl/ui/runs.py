@@ -63,17 +63,10 @@ class ListPages:
 
     def rows(self, request: Request) -> Response:
         """Return the rows of the latest ``limit`` runs, or of all; for terms the ids of the runs that match them."""
-        from starlette.background import BackgroundTask
-
         index = self._listing.index
         if terms := request.query_params.getlist("term"):
             return as_json(Matching(index.matching(terms), index.unknown(terms)))
-        limit = whole(request.query_params.get("limit"))
-        answer = as_json(index.latest(limit))
-        if limit is None:
-            # The first filter by a setting, and the first further column, find them in memory.
-            answer.background = BackgroundTask(index.read_parameters)
-        return answer
+        return as_json(index.latest(whole(request.query_params.get("limit"))))
 
     def column(self, request: Request) -> Response:
         """Map ids of runs to their metric, argument or setting of a name, of those since a change if it is given."""

@@ -222,18 +222,31 @@ def test_runs_are_found_by_settings_options_and_arguments(
     assert runs.matching(terms) == matching
 
 
-def refuse(path: Path) -> dict[str, str]:
+def refuse(path: str) -> dict[str, str]:
     """Stand in for what reads settings, and must not any more."""
     raise AssertionError(path)
 
 
-def test_settings_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_once_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filter after the list was opened: the first filter reads nothing."""
     write(tmp_path, FIRST)
     runs = Index(tmp_path)
     runs.latest()
-    runs.read_parameters()
     monkeypatch.setattr(compare, "parameters", refuse)
     assert runs.matching(["LAB_NAME=demo"]) == [FIRST]
+
+
+def test_a_run_that_began_without_settings_has_those_that_its_record_gets(tmp_path: Path) -> None:
+    """Write the settings of a run under way after its row was read: a column has them as a change."""
+    path = unfinished(tmp_path, FIRST)
+    settings = (path / "settings.json").read_bytes()
+    (path / "settings.json").unlink()
+    runs = Index(tmp_path)
+    change = runs.latest().change
+    assert runs.matching(["LAB_NAME=demo"]) == []
+    (path / "settings.json").write_bytes(settings)
+    runs.latest()
+    assert runs.column("LAB_NAME", change) == {FIRST: "demo"}
 
 
 def test_names_that_no_run_has_are_unknown(tmp_path: Path) -> None:
@@ -308,9 +321,10 @@ def test_rows_are_given_while_the_records_of_others_are_read(tmp_path: Path, mon
     assert [row.id for row in runs.since(latest.change).runs] == [FIRST]
 
 
-def test_a_record_without_settings_and_job_matches_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", ["{", '{"request": {"options": [1]}}'])
+def test_a_record_without_settings_and_job_matches_none(tmp_path: Path, job: str) -> None:
     path = write(tmp_path, FIRST)
-    (path / "job.json").write_text("{")
+    (path / "job.json").write_text(job)
     (path / "settings.json").unlink()
     runs = Index(tmp_path)
     runs.latest()
