@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from labctl.errors import nearest
 from labctl.records import store
 from labctl.records.active import ActiveRun
 from labctl.records.store import RunSummary
@@ -197,10 +198,10 @@ class Index:
             if all(term.matches(self._values(run_id, *names)) for term, names in spelled)
         ]
 
-    def unknown(self, sought: Sequence[str]) -> list[str]:
-        """Return the names in these terms that no run has."""
+    def unknown(self, sought: Sequence[str]) -> dict[str, str]:
+        """Map the names in these terms that no run has to the most similar name; empty if none is similar."""
         self._read_all()
-        return [term.shown for term in map(terms.read, sought) if not any(self._spellings(term))]
+        return {term.shown: self._similar(term) for term in map(terms.read, sought) if not any(self._spellings(term))}
 
     def column(self, name: str, since: int = 0) -> dict[str, str | float]:
         """Map ids to the metric, argument or setting of this name of the runs that have it and came after a change."""
@@ -225,9 +226,21 @@ class Index:
 
     def _spellings(self, term: Term) -> tuple[list[str], list[str]]:
         """Return the names of metrics, and of arguments and settings, that a term means."""
-        every = (tuple(self._metric_names), tuple(self._parameter_names))
-        metrics, params = ([name for name in names if terms.canonical(name) == term.name] for names in every)
-        return ([] if term.kind == "param" else metrics, [] if term.kind == "metric" else params)
+        of_kind = self._of_kind(term.kind)
+        metrics, params = ([name for name in names if terms.canonical(name) == term.name] for names in of_kind)
+        return metrics, params
+
+    def _similar(self, term: Term) -> str:
+        """Return the name most like that of a term; empty if none is similar."""
+        columns = () if term.kind else terms.COLUMNS
+        known = {terms.canonical(name): name for name in chain(columns, *self._of_kind(term.kind))}
+        return known.get(nearest(term.name, known), "")
+
+    def _of_kind(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return all names of metrics, and of arguments and settings, without those of the other kind."""
+        metrics = () if kind == "param" else tuple(self._metric_names)
+        params = () if kind == "metric" else tuple(self._parameter_names)
+        return metrics, params
 
     def _values(self, run_id: str, metrics: Iterable[str], params: Iterable[str]) -> Iterator[str | float]:
         """Yield what a run has by these names of metrics, and of arguments and settings."""

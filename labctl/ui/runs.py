@@ -32,8 +32,8 @@ class Matching(Struct, frozen=True):
     """Ids of the runs that match the terms that were asked for, the latest first."""
 
     runs: list[str]
-    unknown: list[str]
-    """Names in the terms that no run has."""
+    unknown: dict[str, str]
+    """Names in the terms that no run has, each with the most similar name, which is empty if none is similar."""
 
 
 def routes(site: Site) -> list[BaseRoute]:

@@ -19,6 +19,8 @@ SIGNS: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
 }
+COLUMNS = ("loss", "throughput", "time", "run", "workload", "verdict", "cause", "node", "note")
+"""Names that the page compares itself, by ``COMPARED`` in filter.js."""
 # A single leading dash is for "not"; the prefixes are those of MLflow.
 _FORM = re.compile(r"(-(?!-))?(?:(metric|param)s?\.)?([^<>=!]+)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 

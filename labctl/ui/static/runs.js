@@ -86,8 +86,11 @@
   }
 
   /* Say which terms of the filter cannot match. */
-  function showProblems(unknown = []) {
-    const missing = unknown.map((name) => `No run has a metric, argument or setting “${plain(name)}”.`);
+  function showProblems(unknown = {}) {
+    const missing = Object.entries(unknown).map(([name, similar]) => {
+      const question = similar ? ` Did you mean “${plain(similar)}”?` : "";
+      return `No run has a metric, argument or setting “${plain(name)}”.${question}`;
+    });
     byId("problems").textContent = [...terms.problems, ...missing].join(" ");
   }
 

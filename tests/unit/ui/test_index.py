@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -21,6 +22,7 @@ from labctl.runs import compare
 from labctl.system import filelock
 from labctl.ui import terms
 from labctl.ui.index import Index, Row, Rows
+from labctl.ui.site import STATIC
 
 FIRST, SECOND, THIRD = (f"20261125-20361{number}-opt-tiny-{number}ac123" for number in range(3))
 OLD = 1_700_000_000
@@ -252,7 +254,29 @@ def test_a_run_that_began_without_settings_has_those_that_its_record_gets(tmp_pa
 def test_names_that_no_run_has_are_unknown(tmp_path: Path) -> None:
     write(tmp_path, FIRST, losses=(8.0, 5.0), arguments=("--lr", "0.01"))
     sought = ["params.loss=1", "-foo=", "LR=1", "metrics.lr<3", "metrics.LOSS<3"]
-    assert Index(tmp_path).unknown(sought) == ["loss", "foo", "lr"]
+    assert Index(tmp_path).unknown(sought) == {"loss": "", "foo": "", "lr": ""}
+
+
+@pytest.mark.parametrize(
+    ("term", "name", "similar"),
+    [
+        ("learning_rat<1", "learning_rat", "--learning-rate"),
+        ("lab_node=2", "lab_node", "LAB_NODES"),
+        ("-Verdit=PASS", "Verdit", "verdict"),
+        ("metrics.busbww>3", "busbww", "busbw"),
+        ("params.verdit=PASS", "verdit", ""),
+    ],
+)
+def test_for_an_unknown_name_there_is_the_most_similar_one(tmp_path: Path, term: str, name: str, similar: str) -> None:
+    arguments, metrics = ("--learning-rate", "0.01"), {"busbw": {"value": 7.5}}
+    write(tmp_path, FIRST, arguments=arguments, settings={"LAB_NODES": "2"}, metrics=metrics)
+    assert Index(tmp_path).unknown([term]) == {name: similar}
+
+
+def test_columns_are_those_that_the_page_compares_itself() -> None:
+    script = (STATIC[0] / "filter.js").read_text()
+    (compared,) = re.findall(r"const COMPARED = \{\n(.*?)\n  \};", script, re.DOTALL)
+    assert tuple(re.findall(r"^ *(\w+)[:,]", compared, re.MULTILINE)) == terms.COLUMNS
 
 
 @pytest.mark.parametrize("text", ["", "lr", "=3", "--lr", "<"])

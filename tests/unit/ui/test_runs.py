@@ -123,8 +123,8 @@ def test_runs_are_asked_for_by_terms(site: Site, ask: Ask) -> None:
     records.write(site.directory, FIRST, arguments=("--lr", "0.01"))
     records.write(site.directory, SECOND, arguments=("--lr", "0.1"))
     ask("/runs.json")
-    assert ask("/runs.json", ("term", "LAB_NAME=demo"), ("term", "--lr=0.01")) == {"runs": [FIRST], "unknown": []}
-    assert ask("/runs.json", ("term", "lr=0.1"), ("term", "foo=1")) == {"runs": [], "unknown": ["foo"]}
+    assert ask("/runs.json", ("term", "LAB_NAME=demo"), ("term", "--lr=0.01")) == {"runs": [FIRST], "unknown": {}}
+    assert ask("/runs.json", ("term", "lr=0.1"), ("term", "foo=1")) == {"runs": [], "unknown": {"foo": ""}}
 
 
 def test_further_columns_are_asked_for_by_name(site: Site, ask: Ask) -> None:
