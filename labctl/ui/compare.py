@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from msgspec.structs import replace
 
@@ -88,7 +89,13 @@ def content(site: Site, runs: Sequence[RecordedRun]) -> dict[str, Any]:
         **page,
         "described": list(compare.described(replace(compared, effects=effects))),
         "under_way": [section for section in page["sections"] if section.running],
+        "queries": queries([run.result.run_id for run in runs]),
     }
+
+
+def queries(run_ids: Sequence[str]) -> dict[str, str]:
+    """Map each run to the query of an address that compares all runs, with this one as the reference."""
+    return {first: urlencode([("run", each) for each in dict.fromkeys((first, *run_ids))]) for first in run_ids}
 
 
 def known_so_far(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:

@@ -66,6 +66,24 @@ def test_runs_are_named_by_parts_of_their_ids_and_each_counts_once(site: Site) -
     assert ([run.result.run_id for run in runs], left_out) == ([SECOND, FIRST], [])
 
 
+def test_each_run_can_be_the_reference(site: Site) -> None:
+    """Follow the link of the second run: its group is the first, and the other run has the link."""
+    html = page(site, FIRST, SECOND)
+    assert html.count(">set as reference<") == html.count(">reference<") == 1
+    assert f'href="/t/compare?run={SECOND}&amp;run={FIRST}"' in html
+    html = page(site, SECOND, FIRST)
+    assert f'href="/t/compare?run={FIRST}&amp;run={SECOND}"' in html
+    assert '<th scope="row">MICRO</th><td data-head="A">4</td><td data-head="B">1</td>' in html
+
+
+def test_equal_runs_have_no_reference(site: Site) -> None:
+    """Their differences are those of the run that is furthest from the others."""
+    others = (THIRD, FIRST.replace("0ac123", "3ac123"))
+    for run_id in others:
+        records.write(site.directory, run_id, losses=(8.1, 4.9), settings={"MICRO": "1"})
+    assert "reference" not in page(site, FIRST, *others)
+
+
 def lines(html: str) -> list[list[str]]:
     """Return the names of the lines of each chart of a page."""
     _, _, rest = html.partition('<script type="application/json" id="charts">')
