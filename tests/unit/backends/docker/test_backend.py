@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 from msgspec.structs import replace
-from support import builders
+from support import builders, records
 from support.fake_backend import FakeBackend, active
 
 from labctl.backends.docker.backend import DockerBackend, DownPlan, NewRun
@@ -161,3 +161,20 @@ def test_down_names_nodes_that_may_still_run_on_a_host_that_does_not_answer(
         backend.carry_out(DownPlan((), failed={"blue": lost}))
     texts = [event.text for event in events]
     assert texts == ["worker-1 on blue may still run: repeat `labctl down` when blue answers"]
+
+
+def test_a_run_is_known_while_the_launcher_answers_whichever_other_host_does_not(backend: DockerBackend) -> None:
+    """Lose a worker's host, at the connection or later: the run is running. Lose the launcher's: it is unknown."""
+    of, lost = lab_of(backend), HostError("blue: timed out", node="blue")
+    path = records.write(of.directory, RUN)
+    (path / "result.json").unlink()
+    engine = cast(FakeBackend, backend.cluster.engine)
+    engine.answer = active(RUN, "worker-0", "worker-1")
+    whole = builders.observed(of)
+    reached = tuple(each for each in whole.containers if each.node != "worker-1")
+    for failed, silent in (({"blue": lost}, ()), ({}, (("blue", lost),))):
+        backend.cluster = replace(backend.cluster, failed=failed)
+        engine.seen = replace(whole, containers=reached, silent=silent)
+        assert {run.state for run in backend.active().values()} == {"running"}
+        engine.seen = replace(engine.seen, containers=reached[1:])
+        assert {run.state for run in backend.active().values()} == {"unknown"}
