@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,6 +14,7 @@ from msgspec import Struct
 
 from labctl.errors import LabError
 from labctl.runs import judge, opening
+from labctl.system.parallel import begin
 from labctl.ui.index import Index
 from labctl.ui.site import Site, as_json
 
@@ -24,6 +27,8 @@ INTERVAL = 2
 """Seconds between two looks at the runs, by all open pages together."""
 ASKING = 10
 """Seconds between two questions to the nodes about the same runs: each takes a tenth of a second of a core."""
+ANSWERING = 1
+"""Seconds that a look waits for the nodes: a host that does not answer would hold up the list for 20."""
 SHORT = 0.2
 """Seconds that a page waits for the look of another at least."""
 
@@ -95,6 +100,7 @@ class Listing:
         self._looked = 0.0
         self._asked: list[str] = []
         self._asked_at = 0.0
+        self._answer: Future[None] | None = None
 
     def look(self) -> None:
         """Read what has changed, unless another page does, or did within INTERVAL; judge runs that have ended."""
@@ -118,7 +124,15 @@ class Listing:
         unjudged = self.index.without_result()
         if not unjudged or (unjudged == self._asked and time.monotonic() < self._asked_at + ASKING):
             return
-        self._asked, self._asked_at = unjudged, time.monotonic()
+        if not self._answer or self._answer.done():
+            self._asked, self._asked_at = unjudged, time.monotonic()
+            self._answer = begin(partial(self._ask, unjudged))
+        if wait((self._answer,), ANSWERING).done:
+            # An error of labctl itself is raised.
+            self._answer.result()
+
+    def _ask(self, unjudged: Sequence[str]) -> None:
+        """Ask the nodes for runs, and judge those that have ended."""
         try:
             with opening.connected(self._context, demand=False) as backend:
                 self.index.keep_states(unjudged, judge.judge_ended(backend, unjudged))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -210,6 +211,32 @@ def test_where_the_nodes_do_not_answer_a_run_is_unknown(site: Site, monkeypatch:
         monkeypatch.setattr(judge, "judge_ended", judged)
         listing.look()
         assert [row.state for row in listing.index.latest().runs] == [state]
+
+
+def test_a_host_that_does_not_answer_holds_up_no_row(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note a run while the nodes are asked: the note is there before their answer, which comes with a later look."""
+    answers = threading.Event()
+    active = {FIRST: ActiveRun(id=FIRST, nodes=(), state="running")}
+
+    def judged(*_: object) -> dict[str, ActiveRun]:
+        """Stand in for nodes, one of which is waited for."""
+        assert answers.wait(10)
+        return active
+
+    unfinished(site.directory, FIRST)
+    listing = Listing(site)
+    monkeypatch.setattr(opening, "connected", connected)
+    monkeypatch.setattr(judge, "judge_ended", judged)
+    monkeypatch.setattr(runs, "ANSWERING", 0.01)
+    listing.look()
+    note.write(site.directory / "runs" / FIRST, "lr halved")
+    listing.look()
+    assert [(row.state, row.note) for row in listing.index.since(0).runs] == [("unknown", "lr halved")]
+    answers.set()
+    monkeypatch.setattr(runs, "ASKING", 0)
+    monkeypatch.setattr(runs, "ANSWERING", 10)
+    listing.look()
+    assert [row.state for row in listing.index.since(0).runs] == ["running"]
 
 
 def test_nodes_are_asked_about_the_same_runs_now_and_then(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
