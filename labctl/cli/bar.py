@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from labctl.cli.output import PLAIN, USUAL_WIDTH, figure, printable, width_of, write
+from labctl.cli.output import PLAIN, USUAL_WIDTH, printable, width_of, write
 from labctl.errors import OutputClosed, OutputFailed
 from labctl.model import Progress
 from labctl.system import human
@@ -137,7 +137,7 @@ def metric_texts(metrics: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
     """Yield each metric as ``NAME VALUE UNIT``, loss and throughput first."""
     first = [name for name in ("loss", "throughput") if name in metrics]
     for name in (*first, *(name for name in metrics if name not in first)):
-        yield printable(f"{name} {figure(metrics[name])} {metrics[name]['unit']}".rstrip())
+        yield printable(f"{name} {human.figure(metrics[name])} {metrics[name]['unit']}".rstrip())
 
 
 def drawn(share: float, width: int) -> str:

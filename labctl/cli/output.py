@@ -278,11 +278,3 @@ def wrap(text: str, width: int, indent: str = "  ", further: str | None = None) 
 def wrapped(line: str, width: int, indent: int) -> str:
     """Break a line between words at ``width`` characters, unless that is 0; paths stay whole."""
     return "\n".join(wrap(line, width, "", " " * indent)) if width else line
-
-
-def figure(metric: Mapping[str, Any], key: str = "value") -> str:
-    """Return a metric's value under ``key`` as text, a number formatted; its note or ``-`` if it is missing."""
-    value = metric.get(key)
-    if isinstance(value, int | float):
-        return human.number(value)
-    return str(metric.get("note", "-") if value is None else value)

@@ -172,7 +172,7 @@ def figure_of(metric: Spread | None) -> str:
     """Render a mean, its runs if several, and its change, as ``11.2, mean of 3 (-54.8 %)``; ``none`` for None."""
     if metric is None:
         return "none"
-    mean = human.number(metric.mean) + (f", mean of {len(metric.values)}" if len(metric.values) > 1 else "")
+    mean = ", ".join(filter(None, (metric.figure, metric.basis)))
     return mean if metric.change is None else f"{mean} ({human.share(metric.change, '+')})"
 
 

@@ -30,7 +30,7 @@ from labctl.cli.common import (
     context,
 )
 from labctl.cli.next_step import next_step
-from labctl.cli.output import figure, table, width_of, wrapped
+from labctl.cli.output import table, width_of, wrapped
 from labctl.errors import ConfigError, HostError, Interrupted
 from labctl.model import COMPLETED, Result
 from labctl.system import human
@@ -322,9 +322,9 @@ def spread_table(spread: Mapping[str, Spread]) -> str:
     rows = [
         (
             metric_title(name, metric),
-            human.number(metric.mean),
-            len(metric.values),
-            human.span(metric.values),
+            metric.figure,
+            len(metric.values or metric.non_finite),
+            ", ".join(filter(None, (human.span(metric.values), metric.others))) if metric.values else "-",
             "-" if metric.usual is None else human.share(metric.usual),
         )
         for name, metric in spread.items()
@@ -376,7 +376,9 @@ def result_rows(result: Result) -> list[tuple[str, str]]:
     rows = list(result.notes.items())
     for name, value in result.metrics.items():
         unit = f" {value['unit']}" if value.get("unit") else ""
-        of_all = f"{figure(value, 'first')} -> {figure(value, 'last')}" if "first" in value else figure(value)
+        of_all = human.figure(value)
+        if "first" in value:
+            of_all = f"{human.figure(value, 'first')} -> {human.figure(value, 'last')}"
         rows.append((name, f"{of_all}{unit}{found_mark(value)}"))
     rows += [("found in", line) for line in found_lines(result.metrics)]
     if result.resumed:

@@ -15,7 +15,7 @@ import typer
 from labctl import flows
 from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, DryRun, Json, answering, context
-from labctl.cli.output import figure, fitted, printable, width_of, write
+from labctl.cli.output import fitted, printable, width_of, write
 from labctl.errors import ConfigError
 from labctl.system import human
 
@@ -132,7 +132,7 @@ def metric_cell(metrics: Mapping[str, Mapping[str, Any]], names: Iterable[str]) 
     from labctl.records.verdict import final
 
     metric = next((metrics[name] for name in names if name in metrics), None)
-    return f"{figure(metric, final(metric))} {metric.get('unit', '')}".rstrip() if metric else ""
+    return f"{human.figure(metric, final(metric))} {metric.get('unit', '')}".rstrip() if metric else ""
 
 
 def throughput_column(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
@@ -141,7 +141,7 @@ def throughput_column(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
     units = {rate.get("unit", "") for rate in rates if rate}
     if len(units) != 1 or "" in units:
         return {"THROUGHPUT": [metric_cell(run.metrics, RATES) for run in runs]}
-    return {units.pop().upper(): [figure(rate) if rate else "" for rate in rates]}
+    return {units.pop().upper(): [human.figure(rate) if rate else "" for rate in rates]}
 
 
 def other_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
@@ -168,15 +168,16 @@ def csv_text(runs: Sequence[RunSummary]) -> str:
     return printable(stream.getvalue(), "\r\n")
 
 
-def metric_values(metrics: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
-    """Yield the head and the number of each metric, and of the first value of a series."""
+def metric_values(metrics: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the head and the value of each metric, ``nan`` and ``inf`` as such, and of the first one of a series."""
     from labctl.records.verdict import final
 
     for name, metric in metrics.items():
         unit = f" ({metric['unit']})" if metric.get("unit") else ""
         for title, key in ((name, final(metric)), (f"{name} first", "first")):
-            if isinstance(metric.get(key), int | float):
-                yield f"{title}{unit}", metric[key]
+            if key in metric:
+                value = metric[key]
+                yield f"{title}{unit}", metric.get("note") if value is None else value
 
 
 @runs_command.command("prune", help="Remove the oldest finished runs.")

@@ -392,9 +392,9 @@ def _headline(result: Result) -> Iterator[str]:
 
 def _figure(name: str, metric: Mapping[str, Any]) -> str:
     """Render a metric's value, or first and last, with unit and name; a throughput's unit names it."""
-    value = human.number(metric.get(verdict.final(metric)))
+    value = human.figure(metric, verdict.final(metric))
     if "first" in metric:
-        value = f"{human.number(metric['first'], 3)} → {human.number(metric['last'], 3)}"
+        value = f"{human.figure(metric, 'first', 3)} → {human.figure(metric, 'last', 3)}"
     text = f"{value} {metric.get('unit', '')}".rstrip()
     return text if name == "throughput" and metric.get("unit") else f"{name} {text}"
 
@@ -407,7 +407,7 @@ def _remarks(run: RecordedRun) -> dict[str, str]:
 def _remarks_on(name: str, metric: Mapping[str, Any], run: RecordedRun) -> Iterator[str]:
     """Yield a metric's first value, what it is the median or such of, and its part per rank."""
     if "first" in metric:
-        yield f"{human.number(metric['first'])} at the start"
+        yield f"{human.figure(metric, 'first')} at the start"
     declared = run.declared.get(name)
     if declared and (kept := run.series.get(name, ())[declared.skip :]):
         yield from _reduction(declared, kept)

@@ -35,8 +35,9 @@ class Spread(Struct, frozen=True, kw_only=True):
 
     unit: str
     values: tuple[float, ...]
-    median: float
-    mean: float
+    median: float | None
+    """None without values, as ``mean``."""
+    mean: float | None
     cv: float | None
     at_end: bool
     """The values are the last of a series, as of a loss."""
@@ -44,6 +45,25 @@ class Spread(Struct, frozen=True, kw_only=True):
     """Difference of the mean to that of the first column of a comparison, as a share."""
     found: str = ""
     """Text of the output in which the metric was found; empty for one that is declared."""
+    non_finite: tuple[str, ...] = ()
+    """``nan`` or ``inf`` of each run that has no other value, which JSON does not have as numbers."""
+
+    @property
+    def figure(self) -> str:
+        """Return the mean as text; without values ``nan`` or ``inf``."""
+        return ", ".join(dict.fromkeys(self.non_finite)) if self.mean is None else human.number(self.mean)
+
+    @property
+    def basis(self) -> str:
+        """Return ``mean of 2, nan in 1 run``; empty for a single value."""
+        several = f"mean of {len(self.values)}" if len(self.values) > 1 else ""
+        return ", ".join(filter(None, (several, self.others)))
+
+    @property
+    def others(self) -> str:
+        """Return ``nan in 1 run`` for the runs that do not count for the mean; empty without such runs."""
+        names = ", ".join(dict.fromkeys(self.non_finite))
+        return f"{names} in {human.count(len(self.non_finite), 'run')}" if names and self.values else ""
 
     @property
     def usual(self) -> float | None:
@@ -101,16 +121,18 @@ def spreads(results: Sequence[Result]) -> dict[str, Spread]:
     """Map each metric of these runs to its values, mean, median and coefficient of variation; omit empty ones."""
     spread: dict[str, Spread] = {}
     for name in _names(results):
-        if values := tuple(_figures(name, results).values()):
+        values, non_finite = tuple(_figures(name, results).values()), tuple(_non_finite(name, results))
+        if values or non_finite:
             recorded = [result.metrics[name] for result in results if name in result.metrics]
             spread[name] = Spread(
                 unit=str(recorded[0].get("unit", "")),
                 values=values,
-                median=median(values),
-                mean=mean(values),
+                median=median(values) if values else None,
+                mean=mean(values) if values else None,
                 cv=stdev(values) / abs(mean(values)) if len(values) > 1 and mean(values) else None,
                 at_end=any("last" in metric for metric in recorded),
                 found=str(recorded[-1].get("line", "")),
+                non_finite=non_finite,
             )
     return spread
 
@@ -153,7 +175,7 @@ def between(name: str, group: str, against: str, groups: Mapping[str, Mapping[st
         value=spread.mean if spread else None,
         other=other.mean if other else None,
     )
-    if not spread or not other:
+    if not spread or not other or effect.value is None or effect.other is None:
         return effect
     samples = [metrics[name].values for metrics in groups.values() if name in metrics]
     return judged(effect, usual_difference(samples, len(spread.values), len(other.values)))
@@ -248,11 +270,22 @@ def _names(results: Iterable[Result]) -> dict[str, None]:
 
 
 def _figures(name: str, results: Sequence[Result]) -> dict[str, float]:
-    """Map run ids to a metric's number, where there is one; ERROR runs count only if all are."""
-    results = [result for result in results if result.verdict != "ERROR"] or results
-    recorded = [(result.run_id, result.metrics[name]) for result in results if name in result.metrics]
-    figures = ((run_id, metric.get(final(metric))) for run_id, metric in recorded)
+    """Map run ids to a metric's number, where there is one."""
+    figures = ((run_id, metric.get(final(metric))) for run_id, metric in _counted(name, results))
     return {run_id: figure for run_id, figure in figures if isinstance(figure, (int, float))}
+
+
+def _non_finite(name: str, results: Sequence[Result]) -> Iterator[str]:
+    """Yield ``nan`` or ``inf`` of each run with such a value of a metric."""
+    for _, metric in _counted(name, results):
+        if metric.get(final(metric)) is None and "note" in metric:
+            yield str(metric["note"])
+
+
+def _counted(name: str, results: Sequence[Result]) -> list[tuple[str, Mapping[str, float | int | str | None]]]:
+    """Return run id and metric of each run that has it; ERROR runs count only if all are."""
+    ended = [result for result in results if result.verdict != "ERROR"] or results
+    return [(result.run_id, result.metrics[name]) for result in ended if name in result.metrics]
 
 
 def _without(run_id: str, figures: Mapping[str, float]) -> list[float]:

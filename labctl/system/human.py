@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
+from typing import Any
 
 HUGE = 1e15
 SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
@@ -19,6 +20,14 @@ def number(value: float | None, digits: int = 4, sign: str = "") -> str:
         return "no value"
     form = ",.0f" if 10 ** (digits - 1) <= abs(value) < HUGE else f".{digits}g"
     return f"{value:{sign}{form}}"
+
+
+def figure(metric: Mapping[str, Any], key: str = "value", digits: int = 4) -> str:
+    """Format a metric's value under ``key``; its note, such as ``nan``, or ``-`` if it is missing."""
+    value = metric.get(key)
+    if isinstance(value, int | float):
+        return number(value, digits)
+    return str(metric.get("note", "-") if value is None else value)
 
 
 def span(values: Collection[float]) -> str:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from labctl.errors import nearest
 from labctl.records import store
 from labctl.records.active import ActiveRun
+from labctl.records.metrics import Sample
 from labctl.records.store import RunSummary
 from labctl.records.verdict import final
 from labctl.runs import compare, series
@@ -49,10 +50,11 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
     started: float | None = None
     """Seconds since 1970."""
     seconds: float | None = None
-    loss: float | None = None
+    loss: float | str | None = None
+    """``nan`` or ``inf`` as text, as ``value``: JSON does not have them as numbers."""
     metric: str = ""
     """Name of the metric in the column of throughputs: that of a run without loss or throughput is its first one."""
-    value: float | None = None
+    value: float | str | None = None
     unit: str = ""
     nodes: tuple[str, ...] = ()
     note: str = ""
@@ -171,7 +173,7 @@ class Index:
         active = self._active if run_id in self._asked or run_id in here else _unknown(run_id)
         run = _with_last_metrics(store.summary(self._lab, run_id, active), self._lab)
         parameters = compare.parameters(folder)
-        return ReadRun(when=when, row=_row(run, short), metrics=_numbers(run.metrics), parameters=parameters)
+        return ReadRun(when=when, row=_row(run, short), metrics=_values(run.metrics), parameters=parameters)
 
     def _keep(self, read: Iterable[ReadRun]) -> None:
         """Keep runs that were read, except for those removed since, with the number of a new change."""
@@ -255,7 +257,7 @@ class ReadRun(Struct, frozen=True):
     when: int
     """When its folder had changed, as by ``_changed_at``."""
     row: Row
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | str]
     parameters: Parameters
 
 
@@ -289,9 +291,9 @@ def _row(run: RunSummary, short: str) -> Row:
         step=run.step,
         started=start.timestamp() if start else None,
         seconds=run.seconds,
-        loss=_number(loss),
+        loss=_value(loss),
         metric=name,
-        value=_number(metric),
+        value=_value(metric),
         unit=sys.intern(str(metric.get("unit", ""))),
         nodes=tuple(map(sys.intern, run.nodes)),
         note=run.note,
@@ -314,15 +316,17 @@ def _other(metrics: Mapping[str, Recorded], *, has_loss: bool) -> tuple[str, Rec
     return next(iter(metrics.items())) if metrics and not has_loss else ("", {})
 
 
-def _number(metric: Recorded) -> float | None:
-    """Return a metric's value; None if it has none that is a number."""
+def _value(metric: Recorded) -> float | str | None:
+    """Return a metric's number, ``nan`` or ``inf``; None if it has none of these."""
     value = metric.get(final(metric))
+    if value is None and "note" in metric:
+        return sys.intern(str(metric["note"]))
     return value if isinstance(value, int | float) else None
 
 
-def _numbers(metrics: Mapping[str, Recorded]) -> dict[str, float]:
-    """Return the values of the metrics that have a number."""
-    values = {sys.intern(name): _number(metric) for name, metric in metrics.items()}
+def _values(metrics: Mapping[str, Recorded]) -> dict[str, float | str]:
+    """Return the values of the metrics that have one."""
+    values = {sys.intern(name): _value(metric) for name, metric in metrics.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -333,5 +337,10 @@ def _with_last_metrics(run: RunSummary, lab: Path) -> RunSummary:
     record = store.directory(lab, run.run_id)
     samples = series.last(record)
     units = {metric.name: metric.unit for metric in store.workload(record).metrics}
-    metrics = {name: {"last": sample.value, "unit": units.get(name, "")} for name, sample in samples.items()}
+    metrics = {name: _last(sample, units.get(name, "")) for name, sample in samples.items()}
     return replace(run, metrics=metrics)
+
+
+def _last(sample: Sample, unit: str) -> Recorded:
+    """Return a sample as a metric of a result."""
+    return {"last": sample.value, "unit": unit, **({"note": sample.note} if sample.note else {})}

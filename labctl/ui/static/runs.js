@@ -149,8 +149,8 @@
     write(result, [verdict(run), run.outcome ? "" : run.step].filter(Boolean).join(" "));
     result.className = `status ${verdict(run).toLowerCase()}`;
     write(cause, run.cause ?? "");
-    write(loss, isMissing(run.loss) ? "" : number(run.loss));
-    write(throughput, isMissing(run.value) ? "" : [run.metric, number(run.value), run.unit].filter(Boolean).join(" "));
+    write(loss, figure(run.loss));
+    write(throughput, isMissing(run.value) ? "" : [run.metric, figure(run.value), run.unit].filter(Boolean).join(" "));
     write(nodes, run.nodes?.length ? String(run.nodes.length) : "", run.nodes?.join(", "));
     write(time, seconds(run) ? duration(seconds(run)) : "");
     write(rest.pop(), run.note ?? "");
@@ -160,7 +160,12 @@
   /* Write a value to the cell of a further column, on the right if it is a number. */
   function writeFurther(cell, value) {
     cell.className = isMissing(value) || Number.isNaN(Number(value)) ? "further" : "number";
-    write(cell, typeof value === "number" ? number(value) : value ?? "");
+    write(cell, figure(value));
+  }
+
+  /* Format a number; a text, such as nan, as it is. */
+  function figure(value) {
+    return typeof value === "number" ? number(value) : value ?? "";
   }
 
   /* Show the first runs that are listed; rows of runs that stay are kept, with the focus in them. */

@@ -635,6 +635,7 @@ def recorded(labctl: Labctl, ago: timedelta, workload: str = "hello", verdict: s
 SPEED = {"value": 9.5, "unit": "/s"}
 LOSS = {"first": 8.0, "last": 2.25}
 SAMPLES = {"value": 1234.5, "unit": "samples/s"}
+NAN = {"value": None, "note": "nan"}
 
 
 @pytest.mark.parametrize(
@@ -721,7 +722,7 @@ c3a223  3m ago  opt-tiny  ERROR rank-crashed   2      70 s"""
 def test_runs_as_csv_have_a_column_for_each_metric(labctl: Labctl) -> None:
     """Run runs --csv: whole ids, ISO times, quotes where a value needs them, metrics that some runs have."""
     first, second = (recorded(labctl, timedelta(hours=hours)) for hours in (2, 1))
-    for run_id, metrics in ((first, {"loss": LOSS, 'a "b", c': SPEED}), (second, {"throughput": SAMPLES})):
+    for run_id, metrics in ((first, {"loss": LOSS, 'a "b", c': SPEED}), (second, {"throughput": SAMPLES, "x": NAN})):
         path = labctl.directory / "runs" / run_id / "result.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "metrics": metrics, "world_size": 2}))
     answer = labctl("runs", "--csv")
@@ -730,6 +731,7 @@ def test_runs_as_csv_have_a_column_for_each_metric(labctl: Labctl) -> None:
     assert [row["run_id"] for row in rows] == [second, first]
     assert datetime.fromisoformat(rows[0]["started"]).strftime("%Y%m%d-%H%M%S") == second[:15]
     assert (rows[0]["throughput (samples/s)"], rows[0]["loss"], rows[0]["world_size"]) == ("1234.5", "", "2")
+    assert (rows[0]["x"], rows[1]["x"]) == ("nan", "")
     assert (rows[1]["loss"], rows[1]["loss first"], rows[1]['a "b", c (/s)']) == ("2.25", "8.0", "9.5")
     assert labctl("runs", "--csv", "--json").code == 2
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import records
 from support.commandline import Labctl
 
@@ -79,6 +80,16 @@ throughput of {SLOW}: same settings; 25 % slower
 2 runs are too few to tell (needs 3 or more): `labctl run opt-tiny --repeat 5`
 """
     assert labctl("compare", FAST, SLOW).out == expected
+
+
+def test_compare_shows_a_loss_that_ended_as_nan(labctl: Labctl) -> None:
+    """Compare a run with one whose loss became nan: nan is in its column."""
+    records.write(labctl.directory, FAST, losses=(8.0, 4.0))
+    records.write(labctl.directory, SLOW, metrics={"loss": {"first": 8.0, "last": None, "note": "nan"}})
+    assert "\nMETRIC           A1  A2\nloss at the end  4   nan\n" in labctl("compare", FAST, SLOW).out
+    columns = labctl("compare", FAST, SLOW, "--json").document["columns"]
+    assert [column["metrics"]["loss"]["mean"] for column in columns] == [4.0, None]
+    assert columns[1]["metrics"]["loss"]["non_finite"] == ["nan"]
 
 
 def test_values_that_differ_are_cut_to_the_width_of_the_terminal() -> None:
@@ -333,6 +344,18 @@ throughput (samples/s)  11    3     10 to 12  9.1 %
 throughput of r2: same settings; 14.3 % faster; runs with the same settings spread too much to tell
 
 3 runs are too few to tell: `labctl run hello --repeat 5`
+""")
+
+
+def test_repeats_whose_metric_is_nan_are_told(labctl: Labctl, ends: list[Result]) -> None:
+    """Run --repeat 2 and two metrics, one nan in one run, the other in both: no mean hides it."""
+    odd = {"value": None, "note": "inf"}
+    for loss in ({"value": 2.5}, {"value": None, "note": "nan"}):
+        ends += [replace(result(1), metrics={"loss": loss, "grad": odd})]
+    assert labctl("run", "hello", "--repeat", "2").out.endswith("""
+METRIC  MEAN  RUNS  RANGE              SPREAD
+loss    2.5   1     2.5, nan in 1 run  -
+grad    inf   2     -                  -
 """)
 
 

@@ -81,6 +81,14 @@ def test_the_page_begins_with_the_workload_its_verdict_and_its_main_figures(tmp_
     assert header.index("All criteria met") > header.index("23 s")
 
 
+def test_a_loss_that_ended_as_nan_is_in_the_headline_and_among_the_metrics(tmp_path: Path) -> None:
+    """Report a run whose loss became nan: both say so."""
+    records.write(tmp_path, FIRST, metrics={"loss": {"first": 8.0, "last": None, "note": "nan"}})
+    page = report(tmp_path, FIRST).html
+    assert "<li>loss 8 → nan</li>" in page
+    assert '<td data-head="Value">nan <span class="dim">8 at the start</span></td>' in page
+
+
 def test_the_headline_of_a_run_without_loss_and_throughput_has_its_first_metrics(tmp_path: Path) -> None:
     """Report a run with other metrics: the first two are in the headline, with their names."""
     metrics = {name: {"value": 2, "unit": "ranks"} for name in ("answers", "late", "third")}

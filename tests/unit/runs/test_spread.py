@@ -8,9 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from labctl.model import Result
-from labctl.runs.spread import Effect, in_words, repeated, spreads, usual_difference, within
+from labctl.runs.spread import Effect, between, in_words, repeated, spreads, usual_difference, within
 
 
 def result(number: int, throughput: float | None, verdict: str = "PASS", unit: str = "samples/s") -> Result:
@@ -118,3 +119,13 @@ def test_the_spread_of_repeats_leaves_out_runs_without_the_figure() -> None:
     assert spread.values == (10.0, 12.0, 11.0)
     assert (spread.median, spread.mean) == (11.0, 11.0)
     assert spread.cv == spread.usual == pytest.approx(1 / 11)
+
+
+def test_a_run_whose_metric_is_nan_is_counted_apart_and_compared_with_none() -> None:
+    """Compute the spread with nan: it is named beside the mean of the others, and alone stands for it."""
+    diverged = [replace(run, metrics={"throughput": {"value": None, "note": "nan"}}) for run in results((1.0, 2.0))]
+    groups = {"A": spreads(results(STEADY)), "B": spreads(diverged), "C": spreads([*results((10.0, 12.0)), *diverged])}
+    shown = [(of_group["throughput"].figure, of_group["throughput"].basis) for of_group in groups.values()]
+    assert shown == [("24.85", "mean of 4"), ("nan", ""), ("11", "mean of 2, nan in 2 runs")]
+    effect = between("throughput", "B", "A", groups)
+    assert (effect.value, effect.change, effect.verdict) == (None, None, None)

@@ -66,10 +66,15 @@ def test_a_run_without_loss_and_throughput_shows_its_first_metric_by_name(tmp_pa
     assert (row.metric, row.value, row.unit, row.loss) == ("busbw", 7.5, "GB/s", None)
 
 
-def test_a_value_that_is_no_number_is_none(tmp_path: Path) -> None:
+def test_a_loss_of_nan_is_a_text_to_show_and_to_filter_by_and_another_text_is_no_value(tmp_path: Path) -> None:
     write(tmp_path, FIRST, metrics={"loss": {"first": 8.0, "last": None, "note": "nan"}, "throughput": {"value": "x"}})
-    (row,) = Index(tmp_path).latest().runs
-    assert (row.loss, row.value) == (None, None)
+    path = unfinished(tmp_path, SECOND)
+    sample = {"metric": "loss", "step": 2, "seconds": 1.0, "value": None, "note": "inf"}
+    (path / "metrics.jsonl").write_text(json.dumps(sample) + "\n")
+    runs = Index(tmp_path)
+    assert [(row.loss, row.value) for row in runs.latest().runs] == [("inf", None), ("nan", None)]
+    assert runs.matching(["loss=nan"]) == [FIRST]
+    assert runs.matching(["loss>5"]) == [SECOND]
 
 
 def test_the_latest_runs_come_first_and_alone_if_asked_for(tmp_path: Path) -> None:
