@@ -359,7 +359,7 @@ def run_text(run: Result | RunSummary, lab: Path, columns: int = 0) -> str:
         if step := next_step(run, store.workload(record).project, store.settings(record), log):
             rows.append(("next", step))
     else:
-        rows.append(("state", f"{run.state}, {run.step}" if run.step else run.state))
+        rows.append(("state", ", ".join(filter(None, (run.shown_state, run.step)))))
     files = lab / "runs" / run.run_id
     if (files / "evidence.tar.gz").exists():
         rows.append(("debug bundle", str(files / "evidence.tar.gz")))

@@ -118,7 +118,7 @@ def when(run: RunSummary, now: datetime) -> str:
 
 def result_cell(run: RunSummary) -> str:
     """Render a run's verdict and its cause, or the state and step of a run without a result."""
-    return " ".join(filter(None, (run.outcome, run.cause) if run.outcome else (run.state, run.step)))
+    return " ".join(filter(None, (run.outcome, run.cause) if run.outcome else (run.shown_state, run.step)))
 
 
 def duration_cell(run: RunSummary) -> str:

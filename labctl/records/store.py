@@ -681,6 +681,11 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     note: str = ""
     """As `labctl note` keeps it; empty without one."""
 
+    @property
+    def shown_state(self) -> str:
+        """Return its state; ``unreadable`` if it has ended and its result cannot be read."""
+        return self.state if self.verdict or self.state != "done" else "unreadable"
+
 
 class ShownRun(Struct, frozen=True):
     """A run: its summary, and its result if it has one."""

@@ -412,7 +412,7 @@ def _remarks_on(name: str, metric: Mapping[str, Any], run: RecordedRun) -> Itera
     if declared and (kept := run.series.get(name, ())[declared.skip :]):
         yield from _reduction(declared, kept)
     value, ranks = metric.get(verdict.final(metric)), run.result.world_size
-    if run.unit(name) in SUMMED_RATES and value is not None and ranks > 1:
+    if run.unit(name) in SUMMED_RATES and isinstance(value, int | float) and ranks > 1:
         yield f"{human.number(value / ranks)} per rank"
 
 
@@ -517,8 +517,7 @@ def _section(label: str, run: RecordedRun, path: Path, folder: str) -> Section:
 
 def _origin(path: Path, run: RecordedRun) -> dict[str, str]:
     """Return arguments, image, nodes, hosts, devices and code of a run, those that are recorded."""
-    versions = store.decode(path / "versions.json", dict[str, Any]) or {}
-    return origin.rows(path, compare.redacted(run.facts), versions)
+    return origin.rows(path, compare.redacted(run.facts), compare.versions(path))
 
 
 def _missed(run: RecordedRun, lines: Sequence[str]) -> Iterator[str]:

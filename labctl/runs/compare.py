@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from labctl.config.settings import sounds_secret
 from labctl.errors import ConfigError
+from labctl.jobs.request import RunOptions
 from labctl.model import Metric, Project, Result
 from labctl.records import note as notes
 from labctl.records import redaction, store
@@ -24,6 +25,7 @@ from labctl.records.metrics import Sample
 from labctl.runs import origin, series, spread
 from labctl.runs.spread import Effect, Spread
 from labctl.system import files, human
+from labctl.system.decode import convert
 
 CODE = (".py", ".sh")
 """Suffixes of files in a run's ``work/`` that are compared beside the script: ranks write other files there too."""
@@ -33,6 +35,8 @@ FILE = "file "
 """Prefix of the names of facts about files of code."""
 PACKAGE = "package "
 """Prefix of the names of facts about packages in the image."""
+UNREADABLE = "unreadable"
+"""Name of the fact that files of the record are broken, or of a kind that another labctl wrote."""
 SHOWN = 2
 """Groups whose command is told for more runs."""
 
@@ -103,13 +107,13 @@ def read(lab: Path, result: Result, folder: Path | None = None) -> RecordedRun:
     ``folder``: where the metrics of a run under way grow, if not in its record.
     """
     path = store.directory(lab, result.run_id)
-    request = store.job(path).request
-    settings = store.decode(path / "settings.json", list[dict[str, str]]) or ()
+    documents = {name: _checked(path / name, kind) for name, kind in KINDS.items()}
+    request = (documents["job.json"] or {}).get("request")
     return RecordedRun(
         result=result,
         target=origin.target(request or {}, result.workload),
-        command=origin.command(request, settings),
-        facts=_facts(path, result),
+        command=origin.command(request, documents["settings.json"] or ()),
+        facts=_facts(path, result, documents),
         declared={metric.name: metric for metric in store.workload(path).metrics},
         series=series.by_metric(series.read(lab, result.run_id, folder)),
         note=notes.read(path),
@@ -257,8 +261,13 @@ def _letter(number: int) -> str:
 
 
 class _Request(Struct, frozen=True):
-    """Part of ``job.json`` with the options of `labctl run`."""
+    """Parts of a recorded request that are read here."""
 
+    workload: str | None = None
+    options: RunOptions | None = None
+
+
+class _RawRequest(Struct, frozen=True):
     options: dict[str, Any] | None = None
 
 
@@ -269,7 +278,54 @@ class _Given(Struct, frozen=True):
     rank_argv: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     nodes: tuple[store.NamedNode, ...] = ()
+    request: _RawRequest | None = None
+
+
+class _Slots(Struct, frozen=True):
+    name: str
+    slots: int
+
+
+class _Job(Struct, frozen=True):
+    """Parts of ``job.json`` that are facts, or the command."""
+
+    rank_argv: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    nodes: tuple[_Slots, ...] = ()
+    shared: dict[str, str] = {}
     request: _Request | None = None
+
+
+class _Setting(Struct, frozen=True):
+    key: str
+    value: str
+    origin: str = ""
+
+
+class _Clone(Struct, frozen=True):
+    path: str
+    commit: str
+    dirty: bool
+
+
+class _DeviceKind(Struct, frozen=True):
+    name: str
+    driver: str
+    firmware: str
+
+
+class _Versions(Struct, frozen=True):
+    """Parts of ``versions.json`` whose types matter here."""
+
+    image: str | None = None
+    packages: dict[str, str] | None = None
+    code: tuple[_Clone, ...] | None = None
+    devices: dict[str, tuple[_DeviceKind, ...]] | None = None
+    images: dict[str, str | None] | None = None
+
+
+KINDS: Mapping[str, Any] = {"job.json": _Job, "settings.json": tuple[_Setting, ...], "versions.json": _Versions}
+"""Files of a record that have facts, and the types of those parts."""
 
 
 class Parameters(Struct, frozen=True):
@@ -312,10 +368,12 @@ def _filled(values: Mapping[str, str]) -> dict[str, str]:
     return {sys.intern(name): sys.intern(text) for name, text in redacted(values).items() if text}
 
 
-def _facts(path: Path, result: Result) -> dict[str, str]:
-    """Return a run's non-empty facts from its record (arguments, settings, versions, nodes, code), its id as RUN."""
-    job, versions = _mapping(path / "job.json"), _mapping(path / "versions.json")
-    workload = store.workload(path)
+def _facts(path: Path, result: Result, documents: Mapping[str, Any]) -> dict[str, str]:
+    """Return a run's non-empty facts from its record (arguments, settings, versions, nodes, code), its id as RUN.
+
+    ``documents`` are the files of KINDS, None for those that are missing or broken; the latter are a fact, too.
+    """
+    job, versions, workload = documents["job.json"] or {}, documents["versions.json"] or {}, store.workload(path)
     facts = {
         "workload": result.workload,
         "launcher": result.launcher,
@@ -332,6 +390,7 @@ def _facts(path: Path, result: Result) -> dict[str, str]:
     facts |= dict(_code(path / "work", posixpath.normpath(f"{start}/{workload.script}")))
     facts |= {name: text for name, text in result.notes.items() if name not in RESULTS}
     facts["resumed from"] = result.resumed
+    facts[UNREADABLE] = ", ".join(name for name in KINDS if documents[name] is None and (path / name).exists())
     # On Kubernetes the names of nodes end in the workload and the last part of the id.
     suffix = result.run_id.split("-", 2)[-1]
     return {key: text.replace(result.run_id, "RUN").replace(suffix, "RUN") for key, text in facts.items() if text}
@@ -359,10 +418,19 @@ def _origin(versions: dict[str, Any], copied: Collection[str]) -> dict[str, str]
     return facts | {f"{PACKAGE}{name}": version for name, version in packages.items()}
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    """Return a JSON object of a record; {} if it is missing, broken or no object."""
+def versions(path: Path) -> dict[str, Any]:
+    """Return a run's recorded versions; {} if they are missing or broken."""
+    return _checked(path / "versions.json", _Versions) or {}
+
+
+def _checked(path: Path, kind: Any) -> Any:
+    """Return a JSON file of a record; None if it is missing or not of this type."""
     document = _document(path)
-    return document if isinstance(document, dict) else {}
+    try:
+        convert(document, kind)
+    except ValueError:
+        return None
+    return document
 
 
 def _document(path: Path | str) -> Any:

@@ -215,9 +215,16 @@ def results(context: Context, runs: Iterable[str]) -> list[Result]:
     for run_id in run_ids:
         shown = show(context, run_id)
         if not shown.result:
-            raise HostError(f"run {run_id} has no result: it is {shown.summary.state}", hint=f"labctl attach {run_id}")
+            raise _without_result(shown.summary)
         ended.append(shown.result)
     return ended
+
+
+def _without_result(run: RunSummary) -> HostError:
+    """Return the error of a run that has no result, or one that cannot be read."""
+    if run.state == "done":
+        return HostError(f"cannot read result.json of run {run.run_id}", hint=f"labctl logs --run {run.run_id}")
+    return HostError(f"run {run.run_id} has no result: it is {run.state}", hint=f"labctl attach {run.run_id}")
 
 
 def records(context: Context, runs: Iterable[str]) -> list[RecordedRun]:

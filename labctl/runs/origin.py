@@ -106,7 +106,7 @@ def _redacted_word(word: str) -> str:
 
 
 def rows(directory: Path, facts: Mapping[str, str], versions: Mapping[str, Any]) -> dict[str, str]:
-    """Return arguments, image, nodes, hosts, devices and code of a record, those that it has, by name.
+    """Return arguments, image, nodes, hosts, devices, code and broken files of a record, those that it has, by name.
 
     ``facts`` are the redacted ones of a comparison.
     """
@@ -117,6 +117,7 @@ def rows(directory: Path, facts: Mapping[str, str], versions: Mapping[str, Any])
         **_hosts(directory),
         "devices": _devices(chain.from_iterable((versions.get("devices") or {}).values())),
         "code": "; ".join(map(_commit, versions.get("code") or ())),
+        "unreadable": facts.get("unreadable", ""),
     }
     return {name: text for name, text in named.items() if text}
 

@@ -16,6 +16,7 @@ from labctl.backends.owner import owner
 from labctl.errors import ConfigError, HostError
 from labctl.model import Result
 from labctl.records import store
+from labctl.runs import compare
 from labctl.runs.compare import RecordedRun
 from labctl.runs.export import points
 from labctl.system import human
@@ -169,8 +170,8 @@ def _status(result: Result) -> str:
 def _tags(lab: Path, run: RecordedRun) -> dict[str, str]:
     """Return a run's verdict, origin and note as tags, those that it has; MLflow's own names where it has one."""
     result = run.result
-    code = store.decode(store.directory(lab, result.run_id) / "versions.json", dict[str, Any]) or {}
-    commit = next((clone["commit"] for clone in code.get("code") or ()), "")
+    clones = compare.versions(store.directory(lab, result.run_id)).get("code") or ()
+    commit = next((clone["commit"] for clone in clones), "")
     tags = {
         RUN_ID: result.run_id,
         "labctl.verdict": result.verdict,

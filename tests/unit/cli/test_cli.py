@@ -663,7 +663,9 @@ def test_a_run_is_listed_with_its_loss_and_throughput_or_its_first_metric(
 def test_throughputs_of_several_units_have_them_beside_them() -> None:
     """Render two runs with different units of throughput: each has its unit."""
     runs = [
-        RunSummary(run_id=f"r{number}", state="done", metrics={"throughput": {"value": 5.0, "unit": unit}})
+        RunSummary(
+            run_id=f"r{number}", state="done", verdict="PASS", metrics={"throughput": {"value": 5.0, "unit": unit}}
+        )
         for number, unit in enumerate(("samples/s", "GB/s"))
     ]
     assert list_text(RunList(tuple(runs), 2), 0).splitlines() == [
@@ -678,7 +680,10 @@ def test_a_throughput_without_a_unit_is_not_below_the_unit_of_another() -> None:
         {"throughput": {"value": 6.0}},
         {},
     )
-    runs = [RunSummary(run_id=f"r{number}", state="done", metrics=each) for number, each in enumerate(metrics)]
+    runs = [
+        RunSummary(run_id=f"r{number}", state="done", verdict="PASS", metrics=each)
+        for number, each in enumerate(metrics)
+    ]
     assert list_text(RunList(tuple(runs), 3), 0).splitlines()[:3] == [
         "RUN  RESULT  THROUGHPUT", "r0   done    5 samples/s", "r1   done    6",
     ]  # fmt: skip
@@ -687,7 +692,7 @@ def test_a_throughput_without_a_unit_is_not_below_the_unit_of_another() -> None:
 @pytest.mark.parametrize("started", ["junk", "2026-01-02T15:04:05"])
 def test_a_run_whose_result_has_no_proper_time_does_not_cost_the_list(started: str) -> None:
     """Render a run whose start is no time, or has no zone: its line is there."""
-    run = RunSummary(run_id="20260102-150405-hello-c3a223", state="done", started=started)
+    run = RunSummary(run_id="20260102-150405-hello-c3a223", state="done", verdict="PASS", started=started)
     assert list_text(RunList((run,), 1), 0).splitlines()[1].split()[0::3] == [run.run_id, "done"]
 
 
@@ -717,6 +722,20 @@ c3a223  3m ago  opt-tiny  ERROR rank-crashed   2      70 s"""
         "0a1b2c  3m ago  opt-tiny  running step 30/120", "c3a223  3m ago  opt-tiny  ERROR rank-crashed",
     ]  # fmt: skip
     assert list_text(listed, 30).splitlines()[1] == "0a1b2c  3m ago  opt-tiny  r..."
+
+
+def test_a_run_whose_result_is_of_another_kind_is_called_unreadable(labctl: Labctl) -> None:
+    """List, show and report a run with a result of wrong types: it is named so, and the others are listed."""
+    fine, broken = (recorded(labctl, timedelta(hours=hours)) for hours in (2, 1))
+    (labctl.directory / "runs" / broken / "result.json").write_text('{"run_id": 5}')
+    listed = labctl("runs").out.splitlines()
+    assert [line.split()[0] for line in listed[1:]] == [broken, fine]
+    assert listed[1].endswith("unreadable")
+    assert "state unreadable" in labctl("show", broken).out
+    answer = labctl("report", broken)
+    assert (answer.code, answer.err) == (
+        3, f"error: cannot read result.json of run {broken}\nhint: labctl logs --run {broken}\n"
+    )  # fmt: skip
 
 
 def test_runs_as_csv_have_a_column_for_each_metric(labctl: Labctl) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from support import records
 
 from labctl.records import store
-from labctl.runs.compare import Comparison, RecordedRun, compare, read, redact_fact
+from labctl.runs.compare import UNREADABLE, Comparison, RecordedRun, compare, read, redact_fact, versions
+from labctl.runs.origin import rows
 from labctl.runs.spread import Effect, in_words
 
 
@@ -253,3 +255,31 @@ def test_an_earlier_record_without_series_or_settings_is_compared_by_what_it_has
     assert result
     compared = compare([a, read(tmp_path, result)])
     assert effect(compared).change == -0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("job.json", {"nodes": ["worker-0"]}),
+        ("job.json", {"nodes": [{"name": "worker-0"}]}),
+        ("job.json", {"request": {"workload": 5}}),
+        ("job.json", {"request": {"options": {"timeout": "soon"}}}),
+        ("settings.json", [{"key": "LAB_NODES", "origin": "flag"}]),
+        ("versions.json", {"packages": {"torch": 2}}),
+        ("versions.json", {"devices": {"host": [{"name": None}]}}),
+        ("versions.json", {"code": "main"}),
+        ("versions.json", {"image": 5}),
+        ("versions.json", "text"),
+    ],
+)
+def test_a_file_of_a_record_that_is_of_another_kind_is_named_in_its_place(
+    lab: Lab, name: str, document: object
+) -> None:
+    """Compare and report a run with a file of wrong types: the comparison and the table of the run name it."""
+    run = lab.run()
+    path = lab.directory / "runs" / run.result.run_id
+    (path / name).write_text(json.dumps(document))
+    broken = read(lab.directory, run.result)
+    (named,) = (each for each in compare([run, broken]).differences if each.what == UNREADABLE)
+    assert named.values == {"A": "", "B": name}
+    assert rows(path, broken.facts, versions(path))[UNREADABLE] == name

@@ -80,6 +80,15 @@ def test_a_run_whose_result_cannot_be_read_has_ended(client: TestClient, lab: Pa
     assert 'id="stop"' not in page
 
 
+def test_a_record_with_a_file_of_another_kind_has_its_page_and_its_row(client: TestClient, lab: Path) -> None:
+    """The page names the file."""
+    record = records.write(lab, RUN)
+    (record / "job.json").write_text('{"nodes": ["worker-0"], "request": {"options": 5}}')
+    assert '<tr><th scope="row">unreadable</th><td>job.json</td></tr>' in client.get(PAGE).text
+    assert [run["id"] for run in client.get("/token/runs.json").json()["runs"]] == [RUN]
+    assert client.get("/token/names.json").status_code == 200
+
+
 def test_a_run_under_way_began_when_its_result_will_say(client: TestClient, lab: Path) -> None:
     """Its record is made a moment after the time of its id."""
     under_way(lab)
