@@ -231,13 +231,16 @@ def _without_unset(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact_fact(name: str, value: str) -> str:
-    """Return a fact's value, or REDACTED if its name sounds secret and it is not empty; versions of packages stay."""
-    secret = sounds_secret(name) and not name.startswith(PACKAGE)
-    return redaction.REDACTED if value and secret else value
+    """Return a fact's value without secrets: all of it if the name sounds secret; versions of packages stay."""
+    if not value or name.startswith(PACKAGE):
+        return value
+    if sounds_secret(name):
+        return redaction.REDACTED
+    return " ".join(word for word, _ in redaction.redacted(value.split(" ")))
 
 
 def redacted(facts: Mapping[str, str]) -> dict[str, str]:
-    """Return facts with the values of those that sound secret replaced."""
+    """Return facts with the values without secrets."""
     return {name: redact_fact(name, value) for name, value in facts.items()}
 
 
@@ -345,14 +348,13 @@ def parameters(path: str) -> Parameters:
     """Read what a person chose for a recorded run."""
     given = store.decode(f"{path}/job.json", _Given) or _Given()
     options = (given.request and given.request.options) or {}
-    words = [word for word, _ in redaction.redacted(given.rank_argv)]
     found = {
         "launcher": given.launcher,
         "nodes": str(len(given.nodes)),
         **dict(_flat("", {key: value for key, value in options.items() if not isinstance(value, list)})),
         **dict(_flat("deepspeed", _document(f"{path}/ds_config.json"))),
         **given.environment,
-        **_options(words),
+        **_options(given.rank_argv),
     }
     return Parameters(_filled(found), _filled_settings(store.read_record(f"{path}/settings.json") or b"[]"))
 

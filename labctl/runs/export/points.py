@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from labctl.model import Result
-from labctl.records import redaction, store
+from labctl.records import store
 from labctl.records.metrics import Sample
 from labctl.runs import compare, series
 from labctl.runs.compare import RecordedRun
@@ -43,16 +43,11 @@ def parameters(run: RecordedRun) -> dict[str, str]:
     Values that sound secret are redacted.
     """
     texts = {
-        name.removeprefix("--"): _redacted(text)
+        name.removeprefix("--"): text
         for name, text in compare.redacted(run.facts).items()
         if name.startswith(("--", DEEPSPEED)) or name in NAMED
     }
     return {"ranks": str(run.result.world_size), **texts}
-
-
-def _redacted(text: str) -> str:
-    """Return a text without the secrets of its words, as in ``lr=0.1 api_key=abc``."""
-    return " ".join(word for word, _ in redaction.redacted(text.split(" ")))
 
 
 def began(result: Result) -> float:

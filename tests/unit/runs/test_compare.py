@@ -11,6 +11,7 @@ import pytest
 from support import records
 
 from labctl.records import store
+from labctl.reports.runs import of_runs
 from labctl.runs.compare import UNREADABLE, Comparison, RecordedRun, compare, read, redact_fact, versions
 from labctl.runs.origin import rows
 from labctl.runs.spread import Effect, in_words
@@ -195,6 +196,17 @@ def test_the_value_of_an_option_that_sounds_secret_is_not_told(lab: Lab) -> None
         [lab.run(arguments=("--api-key", "one")), lab.run(arguments=("--api-key", "two"))]
     ).differences
     assert (difference.what, {*difference.values.values()}) == ("--api-key", {"[REDACTED]"})
+
+
+def test_the_value_of_a_positional_argument_that_sounds_secret_is_not_told(lab: Lab) -> None:
+    """Compare runs with different tokens after `--`: that they differ is said, in no place their values."""
+    runs = [lab.run(arguments=("hub_token=s3cret" + end, "-x", "HF_TOKEN=s3cret", "lr=1")) for end in "ab"]
+    (difference,) = compare(runs).differences
+    assert difference.what == "arguments"
+    assert difference.values["A"].startswith("hub_token=[REDACTED] -x HF_TOKEN=[REDACTED] lr=1")
+    page = of_runs(lab.directory, runs).html
+    assert "hub_token=[REDACTED]" in page
+    assert "s3cret" not in page
 
 
 def test_the_version_of_a_package_is_no_secret_whatever_its_name() -> None:
