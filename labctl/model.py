@@ -305,6 +305,8 @@ class Metric(Struct, frozen=True, kw_only=True):
     optional: bool = False
 
 
+LOSSES = ("loss", "train_loss")
+"""Metrics of the column of losses in a list of runs: the first that a run has."""
 Sign = Literal[">=", "<=", ">", "<"]
 BOUNDS: dict[Sign, str] = {">=": "min", "<=": "max", ">": "above", "<": "below"}
 """Field of a criterion for each comparison."""

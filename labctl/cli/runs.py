@@ -17,13 +17,14 @@ from labctl.cli import complete
 from labctl.cli.common import HERE, Directory, DryRun, Json, answering, context
 from labctl.cli.output import fitted, printable, width_of, write
 from labctl.errors import ConfigError
+from labctl.model import LOSSES
 from labctl.system import human
 
 if TYPE_CHECKING:
     from labctl.records.store import RunList, RunSummary
 
-LOSSES, RATES = ("loss", "train_loss"), ("throughput",)
-"""Metrics of a run in a list: the first of each that it has."""
+RATES = ("throughput",)
+"""Metrics of the column of rates: the first that a run has."""
 SHOWN_NOTE = 40
 """Characters of a note in a list for a terminal."""
 CSV_FIELDS = ("run_id", "started", "seconds", "workload", "state", "verdict", "cause", "world_size")

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.jobs import code
-from labctl.model import CriterionResult, Metric, Result
+from labctl.model import LOSSES, CriterionResult, Metric, Result
 from labctl.records import last_words, metrics, places, store, straggler, verdict
 from labctl.records.metrics import Sample
 from labctl.reports import chart, curves, samples
@@ -43,7 +43,7 @@ TAIL = 4 << 20
 """Bytes at the end of the log to search for the cause."""
 RANKS_TAIL = 1 << 20
 """Bytes at the end of all ranks' logs to read their step times from: a page of a million lines opens at once."""
-HEADLINE_METRICS = ("throughput", "loss", "train_loss")
+HEADLINE_METRICS = ("throughput", *LOSSES)
 """Metrics of the headline, those that a run has."""
 MOST_IN_HEADLINE = 2
 """Metrics of the headline of a run that has none of HEADLINE_METRICS."""

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from labctl.errors import nearest
+from labctl.model import LOSSES
 from labctl.records import store
 from labctl.records.active import ActiveRun
 from labctl.records.metrics import Sample
@@ -27,8 +28,6 @@ from labctl.system import filelock
 from labctl.ui import terms
 from labctl.ui.terms import Term
 
-LOSSES = ("loss", "train_loss")
-"""Metrics of the column of losses: the first that a run has."""
 CHUNK = 50
 """Records that are read before the rows of others can be asked for."""
 SETTLED = 1_000_000_000
