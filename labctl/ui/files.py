@@ -15,6 +15,7 @@ from labctl.errors import ConfigError
 from labctl.records import store
 from labctl.system import files
 from labctl.ui.site import Site
+from labctl.ui.watcher import Watchers
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -27,6 +28,8 @@ SNIFFED = 1 << 12
 """Bytes by which the type of a file is recognized."""
 MOST_ENTRIES = 2000
 """Entries of a folder that are listed."""
+GROWING = (store.OUTPUT, store.TIMES, store.METRICS)
+"""Files that are empty in the record of a detached run until it ends: they grow where a page follows it."""
 PNG = b"\x89PNG\r\n\x1a\n"
 # Content of a run, which may be anyone's: no script runs, and nothing is fetched.
 POLICY = {"content-security-policy": "sandbox; default-src 'none'", "x-content-type-options": "nosniff"}
@@ -45,22 +48,26 @@ class Entry(Struct, frozen=True):
         return quote(self.name) + ("/" if self.kind == "folder" else "")
 
 
-def routes(site: Site) -> list[BaseRoute]:
+def routes(site: Site, watchers: Watchers) -> list[BaseRoute]:
     """Return the addresses of the files of a run."""
     from starlette.routing import Route
 
     def page(request: Request) -> Response:
         """Return a file or a folder of the record."""
-        return file_or_folder(site, store.find(site.directory, request.path_params["run"]), request.path_params["path"])
+        run_id = store.find(site.directory, request.path_params["run"])
+        return file_or_folder(site, run_id, request.path_params["path"], watchers.folder(run_id))
 
     return [Route("/run/{run}/files/{path:path}", page)]
 
 
-def file_or_folder(site: Site, run_id: str, path: str) -> Response:
-    """Return a file, or a page with the entries of a folder. ConfigError if the record has neither by this path."""
+def file_or_folder(site: Site, run_id: str, path: str, growing: Path) -> Response:
+    """Return a file, or a page with the entries of a folder. ConfigError if the record has neither by this path.
+
+    ``growing`` is the folder in which the files of GROWING are complete.
+    """
     root, parts = store.directory(site.directory, run_id), path.removesuffix("/").split("/") if path else []
     try:
-        content = open_file(root, parts, folder=path.endswith("/"))
+        content = open_file(growing if path in GROWING else root, parts, folder=path.endswith("/"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"run {run_id}: {path}: not found", hint=f"ls -l {root}") from error
     if content:
@@ -68,7 +75,7 @@ def file_or_folder(site: Site, run_id: str, path: str) -> Response:
     base = f"{site.root}/run/{run_id}"
     above = f"{base}/files/{quote('/'.join(parts[:-1]))}".rstrip("/") + "/" if parts else base
     title, folder = "/".join(parts), root.joinpath(*parts)
-    entries, others = list_folder(root, parts)
+    entries, others = list_folder(root, parts) if parts else list_record(root, growing)
     here = f"{base}/files/" + "".join(f"{quote(part)}/" for part in parts)
     values: dict[str, Any] = {"title": title, "above": above, "base": here, "folder": folder, "run_id": run_id}
     return site.page("folder.html.j2", here="", entries=entries, others=others, **values)
@@ -93,6 +100,15 @@ def open_file(root: Path, parts: Sequence[str], *, folder: bool = False) -> Bina
 def _is_name(part: str) -> bool:
     """Return True if a part of a path is the name of an entry."""
     return part not in ("", ".", "..") and "\0" not in part
+
+
+def list_record(root: Path, growing: Path) -> tuple[list[Entry], int]:
+    """Return the same as ``list_folder`` of a record, with the sizes of GROWING in the folder where they are."""
+    entries, others = list_folder(root, ())
+    if growing == root:
+        return entries, others
+    grown = {entry.name: entry for entry in list_folder(growing, ())[0] if entry.name in GROWING}
+    return [grown.get(entry.name, entry) for entry in entries], others
 
 
 def list_folder(root: Path, parts: Sequence[str]) -> tuple[list[Entry], int]:

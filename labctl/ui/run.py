@@ -50,7 +50,7 @@ def routes(site: Site, watchers: Watchers) -> list[BaseRoute]:
         Route("/run/{run}/stop", pages.stop, methods=["POST"]),
         Route("/run/{run}/stacks", pages.stacks, methods=["POST"]),
         Route("/run/{run}/note", pages.note, methods=["POST"]),
-        *files.routes(site),
+        *files.routes(site, watchers),
     ]
 
 
@@ -68,7 +68,7 @@ class RunPages:
         run_id = self._run_id(request)
         if run_id != request.path_params["run"]:
             return RedirectResponse(f"{self._site.root}/run/{quote(run_id)}")
-        return self._site.page("run.html.j2", **content(self._site, run_id))
+        return self._site.page("run.html.j2", **content(self._site, run_id, self._watchers.folder(run_id)))
 
     async def events(self, request: Request) -> Response:
         """Stream the events of a run under way that the page has not received."""
@@ -108,12 +108,15 @@ class RunPages:
         return store.find(self._site.directory, request.path_params["run"])
 
 
-def content(site: Site, run_id: str) -> dict[str, Any]:
-    """Return the data of the page of a run; a run without a result is shown as under way."""
+def content(site: Site, run_id: str, growing: Path) -> dict[str, Any]:
+    """Return the data of the page of a run; a run without a result is shown as under way.
+
+    ``growing`` is the folder in which its log and metrics are complete.
+    """
     shown = store.read(site.directory, run_id)
     result = shown.result or so_far.provisional(site, shown.summary)
     recorded = compare.read(site.directory, result)
-    entries, _ = files.list_folder(store.directory(site.directory, run_id), ())
+    entries, _ = files.list_record(store.directory(site.directory, run_id), growing)
     page = reports.served(site.directory, [recorded], site.root)
     return {
         **page,

@@ -12,6 +12,7 @@ from support import records
 from labctl.config.context import Context
 from labctl.ui import app, files
 from labctl.ui.site import Site
+from labctl.ui.watcher import Watchers
 
 RUN = "20260102-030405-opt-tiny-0000aa"
 FILES = f"/token/run/{RUN}/files"
@@ -123,6 +124,24 @@ def test_a_folder_with_very_many_files_is_listed_in_part(record: Path, monkeypat
     monkeypatch.setattr(files, "MOST_ENTRIES", 2)
     entries, others = files.list_folder(record, ())
     assert ([entry.name for entry in entries], others) == (["work", "job.json"], len(list(record.iterdir())) - 2)
+
+
+def test_the_log_of_a_run_that_a_page_follows_is_listed_and_read_where_it_grows(
+    client: TestClient, record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other files, and those of the same name below it, are those of the record."""
+    (record / "output.log").write_text("")
+    (record / "work/output.log").write_text("own")
+    (tmp_path / "grows").mkdir()
+    for name, text in (("output.log", "x" * 5000), ("0.csv", "samples"), ("job.json", "other")):
+        (tmp_path / "grows" / name).write_text(text)
+    monkeypatch.setattr(Watchers, "folder", lambda *_: tmp_path / "grows")
+    listed = f'{FILES}/output.log">output.log</a></td><td class="number">4.883 KiB</td>'
+    assert listed in client.get(f"{FILES}/").text
+    assert listed in client.get(f"/token/run/{RUN}").text
+    assert "0.csv" not in client.get(f"{FILES}/").text
+    read = [client.get(f"{FILES}/{name}").text for name in ("output.log", "work/output.log", "job.json")]
+    assert read == ["x" * 5000, "own", (record / "job.json").read_text()]
 
 
 def test_a_file_that_grows_is_sent_as_it_was(record: Path) -> None:
