@@ -224,8 +224,8 @@ class Trial:
         return [*missing, *([self.check.equal] if self.check.equal not in {"", *last.notes} else [])]
 
     def figures(self) -> list[Figure]:
-        """Return the figure of each metric of each node: the median of its readings."""
-        return [self.figure(node, limit) for limit, node in product(self.check.limits, self.nodes)]
+        """Return the figure of each metric of each node: the median of its readings; none before the first run."""
+        return [self.figure(node, limit) for limit, node in product(self.check.limits, self.nodes) if self.judged]
 
     def figure(self, node: str, limit: Limit) -> Figure:
         """Return the figure of a metric of a node: median, unit, verdict and bound; value None without readings."""

@@ -375,8 +375,11 @@ class _Course(Verdicts):
         """Run a check on pairs or all nodes, add its figures, and leave what is bad to the next bisect."""
         groups = groups_of(check, nodes)
         trial = GroupTrial(check, evidence.error_per_test(len(groups), self.profile.figures))
-        trial.measure(partial(self.loaded, check), groups, partial(self.bounds, check))
-        self.figures += [*trial.figures(), *figures.latencies(check, trial.last())]
+        try:
+            trial.measure(partial(self.loaded, check), groups, partial(self.bounds, check))
+        finally:
+            # Also after Ctrl-C.
+            self.figures += [*trial.figures(), *figures.latencies(check, trial.last())]
         self.suspicion = trial.suspicion()
         for group in trial.of("good"):
             self.tested.update(group)
@@ -384,13 +387,9 @@ class _Course(Verdicts):
         return outcome._replace(advice=self.repeat) if outcome.status == "unsure" else outcome
 
     def check_alone(self, check: Check, nodes: tuple[str, ...]) -> Outcome:
-        """Measure each node until judged, add figures, and accuse bad and unsure nodes; return the outcome."""
-        numbers = count()
-        trial = self.trial(check, nodes, numbers)
-        for _ in range(evidence.CONFIRMATIONS):
-            if slow := self.to_confirm(trial):
-                self.confirm(check, trial, slow, numbers)
-        self.figures += trial.figures()
+        """Measure each node until judged, and accuse bad and unsure nodes; return the outcome."""
+        trial = self.trial(check, nodes)
+        self.judge_alone(check, trial)
         if trial.failed_together:
             for node in nodes:
                 if trial.proven_slow(node):
@@ -408,6 +407,18 @@ class _Course(Verdicts):
         if doubted:
             outcome = outcome._replace(message=self.shared_cause(trial, doubted), advice=self.doubt(check))
         return outcome
+
+    def judge_alone(self, check: Check, trial: Trial) -> None:
+        """Measure the nodes of a trial until all are judged, slow ones again, and add the figures."""
+        numbers = count()
+        try:
+            self.measure(check, trial, numbers)
+            for _ in range(evidence.CONFIRMATIONS):
+                if slow := self.to_confirm(trial):
+                    self.confirm(check, trial, slow, numbers)
+        finally:
+            # Also after Ctrl-C.
+            self.figures += trial.figures()
 
     def shared_cause(self, trial: Trial, nodes: Sequence[str]) -> str:
         """Render what several bad nodes may share: their hosts, and the check's limit or workload."""
@@ -427,9 +438,10 @@ class _Course(Verdicts):
         )
         try:
             self.wait(evidence.PAUSE)
-            trial.confirm(self.trial(check, trial.passing(), numbers))
+            later = self.trial(check, trial.passing())
+            self.measure(check, later, numbers)
+            trial.confirm(later)
         except KeyboardInterrupt:
-            self.figures += trial.figures()
             for node in slow:
                 self.accuse(node, "unsure", f"{check.name}: it may be slow; {INTERRUPTED}", self.repeat)
             raise
@@ -440,16 +452,18 @@ class _Course(Verdicts):
         hosts = {self.placement[node] for node in trial.nodes}
         return slow if len(hosts) > 1 and len(slow) < len(trial.nodes) and not trial.failed_together else []
 
-    def trial(self, check: Check, nodes: tuple[str, ...], numbers: Iterator[int]) -> Trial:
-        """Measure a check on nodes until all are judged; return the trial; ``numbers`` number its runs."""
+    def trial(self, check: Check, nodes: tuple[str, ...]) -> Trial:
+        """Return a trial of a check on nodes, without measurements."""
         # Nodes of one host share its memory and disk; in turn, each has the cores to itself.
         comparable = check.nodes == "turns" or len({self.placement[node] for node in nodes}) == len(nodes)
         error = evidence.error_per_test(len(nodes), self.profile.figures)
-        trial = Trial(check, nodes, self.profile.within, error, compared=comparable)
+        return Trial(check, nodes, self.profile.within, error, compared=comparable)
+
+    def measure(self, check: Check, trial: Trial, numbers: Iterator[int]) -> None:
+        """Run a check on the nodes of a trial until all are judged; ``numbers`` number its runs."""
         trial.measure(
             lambda nodes, turns: self.measured(check, nodes, turns, next(numbers)), partial(self.bounds, check)
         )
-        return trial
 
     def measured(self, check: Check, nodes: tuple[str, ...], turns: int, number: int) -> Runs:
         """Run a check on each of these nodes, or once on all of them in turn, with the load of their hosts."""

@@ -695,6 +695,23 @@ def test_ctrl_c_removes_the_lab_and_reports() -> None:
     assert cluster.calls[-1] == "down"
 
 
+@pytest.mark.parametrize("check", [MEMORY, replace(TRAIN, nodes="pairs")])
+def test_ctrl_c_while_a_check_is_repeated_keeps_what_was_measured(check: Check) -> None:
+    """Interrupt the second run of a check on slow nodes: the figures of the first are reported."""
+    measured: list[tuple[str, ...]] = []
+
+    def interrupted(_: object, group: tuple[str, ...]) -> float:
+        """Return low values, then raise KeyboardInterrupt."""
+        if group in measured:
+            raise KeyboardInterrupt
+        measured.append(group)
+        return 40.0
+
+    validation = Cluster(interrupted).validate(replace(PLAIN, checks=(check,)))
+    assert validation.verdict == "ERROR"
+    assert {figure.value for figure in validation.figures if figure.step == check.name} == {40.0}
+
+
 def test_a_bug_still_removes_the_lab() -> None:
     """Raise ZeroDivisionError in a run: it is raised after down."""
 
