@@ -148,8 +148,8 @@ class Monitor:
         finally:
             took = time.monotonic() - began
             self._due = time.monotonic() + min(LONGEST_PAUSE, max(PACE, REST * took))
-            self.page.put({"looked": {"at": time.time(), "pause": round(self._due - time.monotonic())}})
             self._looking = False
+            self.page.put({"looked": {"at": time.time(), "pause": round(self._due - time.monotonic())}})
 
     def _read(self) -> None:
         """Read the lab, and its devices if they were not read for some time. LabError if it cannot be read."""

@@ -165,7 +165,9 @@ class Watcher:
     def _look(self, backend: Backend, run: Run) -> None:
         """Follow the output if nobody here does, ask the nodes for samples, and see if the run waits for nodes."""
         is_followed = self._follower and not self._follower.done()
-        if not is_followed and not filelock.is_held(store.lock(self._context.directory, self.run_id)):
+        is_recorded = filelock.is_held(store.lock(self._context.directory, self.run_id))
+        # Asked last: who records a run gives its lock back after the result is written.
+        if not is_followed and not is_recorded and not self.has_ended:
             self._follower = begin(partial(self._follow, backend, run))
         with pool(len(self.tables)) as threads:
             list(threads.map(partial(_ask, backend, run), self.tables))

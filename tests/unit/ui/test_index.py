@@ -336,16 +336,16 @@ def test_rows_are_given_while_the_records_of_others_are_read(tmp_path: Path, mon
         """Read a record, that of the first run only once the latest was asked for."""
         if run_id == FIRST:
             began.set()
-            assert asked.wait(10)
+            assert asked.wait(60)
         return summary(lab, run_id, active)
 
     monkeypatch.setattr(store, "summary", slow)
     reading = threading.Thread(target=runs.latest)
     reading.start()
-    assert began.wait(10)
+    assert began.wait(60)
     latest = runs.latest(1)
     asked.set()
-    reading.join(10)
+    reading.join(60)
     assert [row.id for row in latest.runs] == [SECOND]
     assert [row.id for row in runs.since(latest.change).runs] == [FIRST]
 
