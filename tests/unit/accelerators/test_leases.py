@@ -346,7 +346,7 @@ def test_a_node_takes_the_locks_of_its_own_devices_only(tmp_path: Path) -> None:
 def test_a_node_ends_as_its_program_does(mine: Lab) -> None:
     """Send SIGTERM to a node: it is passed to its program, whose exit code 7 is the node's, and the lease ends."""
     with running(mine) as process:
-        wait_until(lambda: handles(process, signal.SIGTERM), 10, "the node passes on what it is told")
+        wait_until(lambda: handles(process, signal.SIGTERM), 60, "the node passes on what it is told")
         process.terminate()
         assert process.wait(timeout=60) == 7
         assert process.communicate()[0] == "ending\n"

@@ -81,7 +81,7 @@ def test_lines_are_printed_above_the_bar_which_is_gone_at_the_end() -> None:
         return "step 1/2"
 
     with Bar(stream, text) as bar:
-        assert drawn.wait(5)
+        assert drawn.wait(60)
         bar.print("before it is seen, or after")
         while "step 1/2" not in stream.getvalue():
             pass
@@ -164,7 +164,7 @@ def test_without_a_terminal_quiet_has_a_line_now_and_then_and_the_last() -> None
         told.set()
 
     with noting(note, lambda: steps[-1], lambda now: progress_line(now, 65, 600), every=0.001):
-        assert told.wait(5)
+        assert told.wait(60)
         steps.append(Progress(step=2, steps=2, metrics=METRICS, seconds_left=0.0))
     last = "step 2/2  loss 3.142  throughput 1,234 samples/s  accuracy 0.5  0:00 left"
     assert lines[0] == "step 1/2  1:05 (limit 10 min)"

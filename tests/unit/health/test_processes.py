@@ -114,6 +114,7 @@ def test_a_real_process_in_state_d(tmp_path: Path) -> None:
     """Measure how long a process of this machine waits, by the clock of its core."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
+    began = time.monotonic()
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(pipe)])
     try:
         status = Path(f"/proc/{parent.pid}/stat")
@@ -121,15 +122,16 @@ def test_a_real_process_in_state_d(tmp_path: Path) -> None:
             time.sleep(0.01)
         time.sleep(1)
         dump = host_health.dump_of(SUBJECT)
+        longest = time.monotonic() - began
     finally:
         pipe.write_text("")
-        parent.wait(10)
+        parent.wait(60)
     fields = dump.facts["uninterruptible"]
     assert str(parent.pid) in fields
     dump.facts["waits in"] = ""
     (found,) = (process for process in processes.waiting(dump) if process.pid == parent.pid)
     assert found.seconds is not None
-    assert 0.9 < found.seconds < 5
+    assert 0.9 < found.seconds < longest + 0.1
 
 
 def test_this_machine() -> None:

@@ -101,7 +101,7 @@ def test_it_is_watched_until_somebody_has_enough(
 ) -> None:
     """Watch until show returns False: the state is running, or waiting if the run waits."""
     enough = threading.Event()
-    monkeypatch.setattr("labctl.backends.docker.agent.follow", lambda *_: enough.wait(10))
+    monkeypatch.setattr("labctl.backends.docker.agent.follow", lambda *_: enough.wait(60))
     view = observer(of, run=replace(ACTIVE, waits=waits)).watch(lambda _: False)
     enough.set()
     assert view.state == state

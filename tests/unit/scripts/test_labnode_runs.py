@@ -233,7 +233,7 @@ def test_a_run_that_is_silent_for_longer_than_its_steps_take_is_stalled_and_look
     argv = shell(f"printf '\\0010!\\002labctl: rank 0 of 1 on worker-0\\n'; {steps}")
     ended, lines = supervised(agent, RUN, argv=argv, stall=0.5)
     assert (ended["code"], ended["cause"]) == (137, "stalled")
-    stalled = r"no step and no line for \d+ s; steps took 0.0\d+ s; the last was step 5/9"
+    stalled = r"no step and no line for \d+ s; steps took [\d.]+ s; the last was step 5/9"
     unreached = "rank 0 (worker-0) is on a node that does not answer: no answer over ssh"
     assert re.fullmatch(f"{stalled}; {re.escape(unreached)}", ended["message"])
     assert re.fullmatch(f"labctl: stalled: {stalled}", lines[-2])
@@ -451,7 +451,7 @@ def test_each_node_of_a_run_is_sampled_while_its_command_runs_and_no_longer(
         assert command == agent.START_SAMPLER.format(f"LABCTL_RUN_ID={RUN}", f"{agent.SAMPLER} /")
         assert began - 1 < float(when) < time.time()
         assert name == node
-    assert agent.wait_until_gone(RUN, {}, 20, float("inf")) == {}
+    assert agent.wait_until_gone(RUN, {}, 60, float("inf")) == {}
     assert list(tmp_path.glob("worker-*")) == []
 
 
@@ -597,7 +597,8 @@ def test_a_line_is_followed_once_it_is_whole(
         """Complete the line and end the run."""
         with (path / "output").open("ab") as output:
             output.write(b"lf\n")
-        (path / "ended.json").write_text('{"code": 0}')
+        (path / "ended").write_text('{"code": 0}')
+        (path / "ended").rename(path / "ended.json")
 
     threading.Timer(0.3, complete).start()
     assert followed(agent, monkeypatch, capfd, "0").splitlines() == ["10 1.0 whole", "19 2.0 half", 'end {"code": 0}']
@@ -651,7 +652,7 @@ def test_the_run_that_the_input_names_is_launched_and_followed_and_then_forgotte
         assert json.loads(next(lines).removeprefix("end "))["code"] == 0
         assert (agent.RUNS / RUN).is_dir()
         child.stdin.write("forget\n")
-        assert child.wait(20) == 0
+        assert child.wait(60) == 0
     assert not (agent.RUNS / RUN).exists()
 
 
@@ -677,7 +678,7 @@ def test_a_run_waits_for_those_before_it_that_have_its_nodes(agent: ModuleType) 
     assert waiting.is_alive()
     assert not (second / "started").exists()
     os.close(alive)
-    waiting.join(20)
+    waiting.join(60)
     assert json.loads((second / "ended.json").read_text())["code"] == 0
 
 

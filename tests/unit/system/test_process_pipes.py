@@ -20,14 +20,14 @@ from labctl.system import process
 def test_bytes_are_fed_as_they_come() -> None:
     """Feed bytes to a program: its output, errors and exit code."""
     done = process.feed(
-        ["sh", "-c", "cat; echo oops >&2; exit 3"], (bytes([255, number]) for number in b"ab"), timeout=9
+        ["sh", "-c", "cat; echo oops >&2; exit 3"], (bytes([255, number]) for number in b"ab"), timeout=60
     )
     assert (done.out, done.err, done.code) == ("\ufffda\ufffdb", "oops\n", 3)
 
 
 def test_a_program_that_reads_no_further_says_why_by_its_code() -> None:
     """Feed a program that ends early: its exit code and errors, no exception."""
-    done = process.feed(["sh", "-c", "echo full >&2; exit 9"], (bytes(1 << 16) for _ in range(64)), timeout=9)
+    done = process.feed(["sh", "-c", "echo full >&2; exit 9"], (bytes(1 << 16) for _ in range(64)), timeout=60)
     assert (done.code, done.err) == (9, "full\n")
 
 
@@ -42,7 +42,7 @@ def test_bytes_are_handed_on_while_the_program_still_runs(tmp_path: Path) -> Non
         got.append(chunk)
         received.touch()
 
-    assert process.drain(["sh", "-c", wait], take, timeout=20).code == 0
+    assert process.drain(["sh", "-c", wait], take, timeout=60).code == 0
     assert b"".join(got) == b"firstsecond"
 
 
@@ -79,12 +79,12 @@ def test_the_program_is_killed_when_what_feeds_it_fails(tmp_path: Path) -> None:
 
     def chunks() -> Iterator[bytes]:
         """Wait for the program's pid, yield bytes, and raise OSError."""
-        wait_until(lambda: pid.exists() and pid.read_text(), 20, "the program")
+        wait_until(lambda: pid.exists() and pid.read_text(), 60, "the program")
         yield b"half"
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        process.feed(["sh", "-c", f"echo $$ > {pid}; sleep 60"], chunks(), timeout=30)
+        process.feed(["sh", "-c", f"echo $$ > {pid}; sleep 60"], chunks(), timeout=60)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 
@@ -92,7 +92,7 @@ def test_the_program_is_killed_when_what_feeds_it_fails(tmp_path: Path) -> None:
 def test_what_is_held_ends_as_soon_as_it_is_let_go(tmp_path: Path) -> None:
     """End a program that ignores SIGTERM: killed after 0.2 s, its errors are in the file."""
     held = process.BackgroundProcess(["sh", "-c", "echo off >&2; trap '' TERM; echo on; cat"], tmp_path / "errors")
-    with contextlib.closing(held.lines(20)) as lines:
+    with contextlib.closing(held.lines(60)) as lines:
         assert next(lines) == "on\n"
     assert not held.ended()
     held.end(0.2)
@@ -110,14 +110,14 @@ def test_each_connection_to_a_dialer_is_a_program_of_its_own(tmp_path: Path) -> 
             second.flush()
             assert second.readline() == b"there and back\n"
         assert len(programs) == 2
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in programs), 10, "their end")
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in programs), 60, "their end")
 
 
 @contextlib.contextmanager
 def _dialled(path: Path) -> Iterator[BinaryIO]:
     """Connect to the socket; yield it as a stream."""
     with socket.socket(socket.AF_UNIX) as made:
-        made.settimeout(10)
+        made.settimeout(60)
         made.connect(str(path))
         with made.makefile("rwb") as stream:
             yield stream  # type: ignore[misc]

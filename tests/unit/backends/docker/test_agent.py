@@ -198,7 +198,7 @@ def test_an_agent_that_is_opened_for_a_launch_is_dismissed_after_it() -> None:
     """After follow() without a standby, the agent's input is closed."""
     engine = Waiting()
     assert agent.follow(LAB, engine, "r1", Follower(len), LAUNCH).code == 0
-    wait_until(lambda: engine.over, 20, "its input is closed")
+    wait_until(lambda: engine.over, 60, "its input is closed")
 
 
 @pytest.mark.parametrize("lines", [("reached worker-0", "reached"), ("reached",), ("Error response from daemon",)])
@@ -217,7 +217,7 @@ def test_a_launcher_that_could_not_be_entered_is_entered_again() -> None:
     early = Waiting("Error response from daemon: container is not running")
     standby = agent.Standby(LAB, early, "r1")
     standby.close()
-    wait_until(lambda: standby.ended, 20, "the connection has ended")
+    wait_until(lambda: standby.ended, 60, "the connection has ended")
     assert agent.follow(LAB, Waiting(), "r1", Follower(len), LAUNCH, standby).code == 0
     assert early.told == []
 

@@ -352,7 +352,7 @@ def test_slots_by_number_are_the_clusters_choice(context: Context) -> None:
 def test_a_named_node_that_is_not_free_is_refused_but_waited_for_if_asked(context: Context, api: FourNodes) -> None:
     """A node in use raises HostError, unless --wait is given or the pods are being deleted; a cordoned one always."""
     first = flows.launch(context, "stubborn", RunOptions(include="n1")).run_id
-    wait_until(lambda: [pod for kind, pod in api.objects if kind == "Pod"], 10, "its pods are there")
+    wait_until(lambda: [pod for kind, pod in api.objects if kind == "Pod"], 60, "its pods are there")
     with pytest.raises(HostError, match=f"n1: in use by run {first}"):
         flows.launch(context, "hello", RunOptions(include="n1"))
     flows.launch(context, "hello", RunOptions(include="n1", wait=True))

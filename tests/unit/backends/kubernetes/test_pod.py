@@ -205,7 +205,7 @@ def test_it_stays_while_its_results_are_fetched(launcher: Launcher) -> None:
         launcher.line()
         with pytest.raises(subprocess.TimeoutExpired):
             launcher.process.wait(0.5)
-    assert launcher.process.wait(20) == 0
+    assert launcher.process.wait(LIMIT) == 0
 
 
 def test_a_runs_directory_is_on_the_claim_if_there_is_one(launcher: Launcher) -> None:

@@ -89,7 +89,7 @@ class Ordered(Nearby):
 
     def receive(self, script: str, *arguments: str, **options: Any) -> Any:
         """Receive after event ``after``, and then set ``came``, even on an error."""
-        assert self.after.wait(20)
+        assert self.after.wait(60)
         try:
             return super().receive(script, *arguments, **options)
         finally:

@@ -95,7 +95,7 @@ def test_a_node_that_has_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPat
 
     def answer(_container: str, _argv: tuple[str, ...]) -> Iterator[str]:
         """Answer nothing until the test has ended."""
-        tried.wait(10)
+        tried.wait(60)
         yield ""
 
     of = lab(2, override=(("worker-1", "{}"),))
