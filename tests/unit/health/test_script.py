@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +90,22 @@ def test_readings_that_only_a_full_look_takes_are_marked(root: Path) -> None:
     assert script.quick_part(quick) == quick
 
 
-SLOW_TOOL = Subject(name="Tool", late="fact half 1; sleep 60; fact tool 2")
+SLOW_TOOL = Subject(name="Tool", late="fact half 1; printf 'fact tool\\n'; sleep 60; fact tool 2")
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_what_came_before_a_tool_that_does_not_answer_is_used(root: Path, full: bool) -> None:
-    """Cut a look whose tool sleeps: the files' reading is there, the tool is unknown, and so is an own check."""
+    """End a look whose tool sleeps: the files' reading is there, the tool is unknown, and so is an own check."""
     text = script.script((SLOW_TOOL, FANS), Rules(own=(OWN,)), full=full)
-    done = subprocess.run(
-        ["timeout", "1", "sh", "-c", text, "sh", str(root)], capture_output=True, text=True, check=False, timeout=30
-    )
-    assert done.returncode == 124
+    with subprocess.Popen(
+        ["sh", "-c", text, "sh", str(root)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as shell:
+        assert shell.stdout
+        printed = "".join(takewhile(lambda line: line != "fact tool\n", shell.stdout))
+        os.killpg(shell.pid, signal.SIGKILL)
     with pytest.raises(HostError):
-        hostdump.read(done.stdout, "gpu-1")
-    now = snapshot(script.usable(done.stdout), (SLOW_TOOL, FANS), rules=Rules(own=(OWN,)), received=time.time())
+        hostdump.read(printed, "gpu-1")
+    now = snapshot(script.usable(printed), (SLOW_TOOL, FANS), rules=Rules(own=(OWN,)), received=time.time())
     assert {(reading.name, reading.value) for reading in now.readings} == {
         ("Tool", None), ("fan", 900), ("clock offset", 0.0), ("own storage", None)
     }  # fmt: skip
@@ -127,20 +132,18 @@ def test_an_output_is_used_up_to_its_last_whole_entry(root: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "answer"),
     [
-        ("5 sh -c 'echo a; echo b >&2; exit 3'", "3 a"),
-        ("5 printf 'no newline'", "0 no newline"),
-        ("5 sh -c 'sleep 30 & echo a'", "0 a"),
+        ("30 sh -c 'echo a; echo b >&2; exit 3'", "3 a"),
+        ("30 printf 'no newline'", "0 no newline"),
+        ("30 sh -c 'sleep 60 & echo a'", "0 a"),
         ("0.2 sh -c 'trap : TERM; while :; do sleep 1; done'", "124"),
-        ("5 no-such-program", "127"),
+        ("30 no-such-program", "127"),
     ],
 )
 def test_a_command_is_asked_with_a_time_limit(root: Path, shell: tuple[str, ...], command: str, answer: str) -> None:
     """Ask commands that fail, leave a child with their output, or ignore SIGTERM: none is waited for."""
     tool = Subject(name="Tool", late=f'ask {command}\nfact tool "$(echo $code $answer)"')
-    began = time.monotonic()
     dump = hostdump.read(output(script.script((tool,), Rules(), full=False), root, shell), "gpu-1")
     assert dump.facts["tool"] == answer
-    assert time.monotonic() - began < 10
 
 
 def test_errors_name_the_script_by_its_first_line() -> None:
@@ -158,10 +161,8 @@ def test_a_subject_cannot_disturb_another(root: Path) -> None:
 def test_an_own_check_that_does_not_end_is_ended(root: Path) -> None:
     """Run a command that sleeps for long, limited to 0.2 s: exit code 124."""
     rules = Rules(own=(OwnCheck(name="slow", command=("sleep", "60"), seconds=0.2),))
-    began = time.monotonic()
     reading = snapshot(output(script.script((), rules, full=False), root), (), rules=rules).readings[-1]
     assert reading.value == "124 "
-    assert time.monotonic() - began < 30
 
 
 def test_an_own_check_that_is_off_is_not_run(root: Path) -> None:
@@ -180,21 +181,19 @@ def test_words_of_an_own_check_reach_it_unchanged(root: Path) -> None:
 
 
 def test_own_checks_run_at_the_same_time_and_no_child_of_theirs_is_waited_for(root: Path) -> None:
-    """Run checks that take a second, leave a child with their output, and print 10 MB: first lines in two seconds."""
+    """Run a check that waits for the next one, which leaves a child with its output, and two that print 10 MB."""
     commands = {
-        "second": "sleep 1; echo late",
-        "child": "sleep 20 & echo hi; exit 1",
+        "waits": f"until [ -e {root}/made ]; do sleep 0.1; done; echo late",
+        "child": f"touch {root}/made; sleep 60 & echo hi; exit 1",
         "large": "head -c 10000000 /dev/zero | tr '\\0' x; exit 2",
         "lines": "yes | head -n 1000000",
     }
-    own = tuple(OwnCheck(name=name, command=("sh", "-c", text), seconds=5) for name, text in commands.items())
-    began = time.monotonic()
+    own = tuple(OwnCheck(name=name, command=("sh", "-c", text), seconds=30) for name, text in commands.items())
     printed = output(script.script((), Rules(own=own), full=False), root)
-    assert time.monotonic() - began < 5
     values = {each.name: each.value for each in snapshot(printed, (), rules=Rules(own=own)).readings}
     assert values == {
         "clock offset": values["clock offset"],
-        "own second": "0 late",
+        "own waits": "0 late",
         "own child": "1 hi",
         "own large": f"2 {'x' * 998}",
         "own lines": "0 y",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -49,14 +50,14 @@ def test_the_environment_is_added_to() -> None:
 @pytest.mark.parametrize("start", [process.run, lambda argv, timeout: process.stream(argv, print, timeout=timeout)])
 def test_a_time_limit_ends_grandchildren_too(start: object, tmp_path: Path) -> None:
     """Exceed the limit of a program with a child: HostError, and the child is killed."""
-    pid_file = tmp_path / "pid"
+    mark = f"STARTED_BY={tmp_path}"
     began = time.monotonic()
     with pytest.raises(HostError, match=r"timed out after 0.5 s"):
-        start(["sh", "-c", f"sleep 60 & echo $! > {pid_file}; wait"], timeout=0.5)  # type: ignore[operator]
+        start(["env", mark, "sh", "-c", "sleep 60 & wait"], timeout=0.5)  # type: ignore[operator]
     # It was not waited for.
     assert time.monotonic() - began < 60
     # Signals are delivered after kill() returns.
-    assert _ends(int(pid_file.read_text()), within=60)
+    assert _until(lambda: not _marked(mark), within=30)
 
 
 def test_stream_hands_on_each_line_of_both_outputs() -> None:
@@ -195,9 +196,15 @@ def test_the_guard_has_acted_when_the_block_was_left_by_an_exception(tmp_path: P
     assert (tmp_path / "ran").exists()
 
 
-def _ends(pid: int, within: float) -> bool:
-    """Wait for the process to end; return True if it did in time."""
-    return _until(lambda: not _alive(pid), within)
+def _marked(mark: str) -> list[str]:
+    """Return the processes with this variable in their environment."""
+    marked: list[str] = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        # Of others, or ended meanwhile.
+        with contextlib.suppress(OSError):
+            if mark.encode() in environ.read_bytes().split(b"\0"):
+                marked.append(environ.parent.name)
+    return marked
 
 
 def _until(condition: Callable[[], object], within: float) -> bool:

@@ -8,7 +8,9 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,14 +46,18 @@ from labctl.records.lines import Line
 from labctl.records.verdict import RunOutcome
 from labctl.runs import judge
 
-LIMIT = 30.0
+LIMIT = 60.0
+LOOK = 0.002
+"""Seconds between two looks."""
+TICK = LOOK / 4
+"""Seconds between two readings of the clock of ``World.ticks``: a look reads it a few times."""
 TOKEN = "hf_canary"  # noqa: S105 - to be found nowhere
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the pauses between requests."""
-    monkeypatch.setattr(cluster_runs, "LOOK", 0.002)
+    monkeypatch.setattr(cluster_runs, "LOOK", LOOK)
 
 
 def lab_with_token(api: FakeApi, directory: Path, timeout: str = "60s", **given: Any) -> ClusterLab:
@@ -276,6 +282,12 @@ class World:
         for name, value in seconds.items():
             self.monkeypatch.setattr(cluster_runs, name.upper(), value)
 
+    def ticks(self, seconds: float) -> None:
+        """Let the clock go on by these seconds each time that it is read, however busy this machine is."""
+        times = count(1, seconds)
+        clock = SimpleNamespace(monotonic=lambda: next(times), sleep=time.sleep)
+        self.monkeypatch.setattr(cluster_runs, "time", clock)
+
     def follow(self, patience: float = LIMIT) -> Ended:
         """Follow the run to its end; return how it ended; keep lines and notices."""
         run = replace(self.run, patience=patience)
@@ -449,21 +461,19 @@ def test_a_job_that_failed_and_whose_launcher_is_gone_had_begun(world: World) ->
 
 def test_time_in_a_queue_does_not_count(world: World) -> None:
     """Time while the job is suspended does not count to the limit; that it waits is noticed."""
-    # A look later its pods would be missed.
-    world.patience(look=0.1)
+    world.ticks(TICK)
     world.job(**condition("Suspended", "MPIJobSuspended", "waits in queue team"))
     world.then(*[None] * 6, world.job, lambda: world.pods(**runs()))
     world.prints(f"{MARK}0")
-    began = time.monotonic()
-    assert world.follow(patience=0.3).code == 0
-    assert time.monotonic() - began > 0.3
+    patience = 10 * TICK
+    assert world.follow(patience).code == 0
+    assert cluster_runs.time.monotonic() > 2 * patience
     assert world.said == ["MPIJob: waits to be admitted: waits in queue team"]
 
 
 def test_a_job_that_is_suspended_without_a_word_is_said_to_be_so(world: World) -> None:
     """A suspended job without a message is noticed as suspended."""
-    # A look later its pods would be missed.
-    world.patience(look=0.2)
+    world.ticks(TICK)
     world.job(**condition("Suspended"))
     world.then(*[None] * 3, world.job, lambda: world.pods(**runs()))
     world.prints(f"{MARK}0")
@@ -480,6 +490,7 @@ def event(message: str) -> Manifest:
 def test_a_job_without_pods_says_what_the_cluster_has_against_them(world: World) -> None:
     """A job without pods is ended as does-not-fit, with the warning event about it."""
     world.api.put({**event("exceeded quota: team"), "involvedObject": {"name": world.run.name}})
+    world.ticks(TICK)
     world.follow(patience=0.1)
     assert world.said == ["MPIJob: FailedCreate: exceeded quota: team"]
     assert world.stop.message.endswith("MPIJob: FailedCreate: exceeded quota: team")
@@ -495,6 +506,7 @@ def test_pods_that_are_refused_after_others_say_what_the_cluster_has_against_the
         world.pod(node, **runs())
     refused = {"name": f"{world.run.name}-{about}", "kind": "Job"}
     world.api.put({**event("violates PodSecurity"), "involvedObject": refused})
+    world.ticks(TICK)
     world.follow(patience=0.1)
     assert world.said == ["MPIJob: FailedCreate: violates PodSecurity"]
     assert world.stop.message.endswith("MPIJob: FailedCreate: violates PodSecurity")
@@ -514,6 +526,7 @@ def test_what_was_refused_is_no_matter_once_all_pods_are_there(world: World) -> 
 def test_a_job_of_which_nothing_comes_may_have_no_operator(world: World, denied: set[str]) -> None:
     """A job without pods and without a warning is noticed to have perhaps no operator."""
     world.api.denied |= denied
+    world.ticks(TICK)
     assert world.follow(patience=0.1).code == 1
     assert world.said == ["MPIJob: no pod yet: is its operator running?"]
 
@@ -839,7 +852,8 @@ def test_why_the_cluster_ended_a_launcher_is_waited_for(
 
     The launcher's last output comes before the cluster reports the reason.
     """
-    world.patience(explaining=0.2)
+    world.patience(explaining=100 * TICK)
+    world.ticks(TICK)
     # All of its pods are told to go.
     world.pods(deleted=True, **runs())
     world.prints(f"{MARK}143")
@@ -901,7 +915,7 @@ def test_a_server_that_is_silent_for_a_while_is_waited_for(world: World) -> None
             world.api.fails = None
             world.prints("two", f"{MARK}0")
             world.monkeypatch.undo()
-            world.monkeypatch.setattr(cluster_runs, "LOOK", 0.002)
+            world.monkeypatch.setattr(cluster_runs, "LOOK", LOOK)
 
     world.then(None, silent)
     assert world.follow().code == 0
@@ -938,8 +952,9 @@ def test_a_second_ctrl_c_does_not_wait_for_a_silent_server(world: World) -> None
 
 def test_silences_do_not_add_up(world: World) -> None:
     """Silences with answers between them do not count together, and the run is followed to its end."""
-    # Shorter than all silences together, and longer than any on a busy machine.
-    world.patience(silent_for=1, look=0.01)
+    # Shorter than all silences together, and longer than any.
+    world.patience(silent_for=200 * TICK)
+    world.ticks(TICK)
     world.pods(**waits("ContainerCreating"))
     numbers = iter(range(200))
 
@@ -1010,7 +1025,15 @@ def test_a_run_that_does_not_end_when_it_is_told_is_given_up_after_a_while(world
     world.patience(ending=0.03)
     world.pods(**runs())
     world.prints("one")
-    world.then(*[None] * 3, lambda: world.stop.because("interrupted", "stopped by SIGINT"))
+
+    def stop_once_read() -> None:
+        """Stop the run at the first look after its line was read."""
+        if world.lines:
+            world.stop.because("interrupted", "stopped by SIGINT")
+        else:
+            world.then(stop_once_read)
+
+    world.then(stop_once_read)
     assert world.follow().code == 137
     assert world.lines == ["one"]
 

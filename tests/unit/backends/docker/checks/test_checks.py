@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -783,10 +784,11 @@ def test_an_override_is_not_blamed_for_a_busy_machine(
     ("seconds", "summary"), [(0, None), (3, None), (-3, None), (90, "90 s ahead"), (-90, "90 s behind")]
 )
 def test_a_clock_that_is_off_is_told_of(
-    examined: Callable[..., CheckContext], seconds: int, summary: str | None
+    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch, seconds: int, summary: str | None
 ) -> None:
     """An engine's clock 90 s ahead or behind is reported with that; 3 s are ok."""
-    theirs = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(time.time() + seconds))
+    monkeypatch.setattr(engine, "time", SimpleNamespace(time=lambda: 1_700_000_000.5))
+    theirs = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(1_700_000_000 + seconds))
     (finding,) = engine.clock(examined(told=Engine(SystemTime=theirs)))
     assert (finding.level == "ok") == (summary is None)
     assert (summary or "") in finding.summary
