@@ -99,7 +99,7 @@ def next_step(
     advice = _near_metric(result) or _near_option(result.message, log) or _by_message(result.message, project, settings)
     if not advice and result.cause == "disk-full":
         return "`labctl runs prune --keep N` removes old runs"
-    return advice or _output_of_rank(result)
+    return advice or _output_of_rank(result) or _more_of(result)
 
 
 def _near_option(message: str, log: Sequence[str]) -> str:
@@ -128,6 +128,14 @@ def _output_of_rank(result: Result) -> str:
     """Return how to read all that the first crashed rank wrote; empty if no rank crashed."""
     rank = re.search(r"\brank (\d+) on ", result.message) if result.cause == "rank-crashed" else None
     return f"`labctl logs --run {result.run_id} --rank {rank[1]}` prints all that rank {rank[1]} wrote" if rank else ""
+
+
+def _more_of(result: Result) -> str:
+    """Return how to see more of a run that missed its criteria, or failed without a rank to blame; else empty."""
+    if result.cause == "criteria":
+        return f"`labctl report {result.run_id}` draws its metrics, machines and ranks"
+    shows_why = result.cause in ("no-metric", "launcher-failed", "stalled", "no-progress")
+    return f"`labctl logs --run {result.run_id}` prints its output" if shows_why else ""
 
 
 def _missing_device(message: str) -> str:

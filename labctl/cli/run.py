@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from labctl.records.store import RunSummary
     from labctl.runs.spread import RepeatedRuns, Spread
 
-WHOLE = ("next", "debug bundle", "files")
+WHOLE = ("command", "next", "debug bundle", "files")
 """Rows of a result that are commands or paths."""
 SHOWN, FOUND, CHANGES = 8, 3, 6
 """Ranks, lines with metrics that were found, and changes of nodes that the text of a result has at most."""
@@ -299,12 +299,16 @@ def show_command(
     json: Json = False,
 ) -> None:
     """`labctl show`: print the result of a run, or its state if it has none."""
+    from labctl.records import store
+    from labctl.runs import compare
+
     with answering(as_json=json) as output:
         lab = context(directory, output)
         shown = flows.show(lab, run)
         answer = shown.result or shown.summary
-        document = {**asdict(answer), "note": shown.summary.note}
-        output.answer(document, run_text(answer, lab.directory, width_of(sys.stdout)))
+        command = compare.command(store.directory(lab.directory, answer.run_id))
+        document = {**asdict(answer), "note": shown.summary.note, "command": command}
+        output.answer(document, run_text(answer, lab.directory, width_of(sys.stdout), command))
 
 
 def repeated_text(repeated: RepeatedRuns) -> str:
@@ -341,15 +345,17 @@ def metric_title(name: str, spread: Spread) -> str:
     return f"{title} ({remarks})" if remarks else title
 
 
-def run_text(run: Result | RunSummary, lab: Path, columns: int = 0) -> str:
+def run_text(run: Result | RunSummary, lab: Path, columns: int = 0, command: str = "") -> str:
     """Render a run's result, or its state if it has none, with the paths of its debug bundle and record.
+
+    ``command`` is the command line that repeats it, if it is to be shown.
 
     Sentences are broken at ``columns``, 0 for none; commands and paths are not, so that they can be copied.
     """
     from labctl.records import note as notes
     from labctl.records import store
 
-    rows = [("run", run.run_id)]
+    rows = [("run", run.run_id), *([("command", command)] if command else [])]
     if note := notes.read(lab / "runs" / run.run_id):
         rows.append(("note", note))
     if isinstance(run, Result):

@@ -120,6 +120,12 @@ def read(lab: Path, result: Result, folder: Path | None = None) -> RecordedRun:
     )
 
 
+def command(path: Path) -> str:
+    """Return the command line that repeats a recorded run; empty if it is not recorded."""
+    job, settings = (_checked(path / name, KINDS[name]) for name in ("job.json", "settings.json"))
+    return origin.command((job or {}).get("request"), settings or ())
+
+
 def compare(runs: Sequence[RecordedRun], metrics: Collection[str] = ()) -> Comparison:
     """Group runs with equal facts; return groups, differing facts, effects on metrics and a conclusion.
 

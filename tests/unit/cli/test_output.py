@@ -217,6 +217,7 @@ def test_a_result_shows_loss_throughput_ranks_and_verdict() -> None:
         "6 on worker-6, 7 on worker-7 and 1 more)",
         "seconds    12.3",
         "verdict    FAIL (criteria): 1 of 2 criteria not met.",
+        "next       `labctl report r1` draws its metrics, machines and ranks",
         "files      /srv/lab/runs/r1",
     ]
 
@@ -393,7 +394,7 @@ def test_a_criterion_on_a_metric_misspelt_names_that_of_the_output() -> None:
     found = {"loss": {"value": 0.5, "unit": ""}}
     missed = replace(RESULT, verdict="ERROR", cause="no-metric", message=message, metrics=found)
     assert next_step(missed) == "did you mean the metric `loss`?"
-    assert next_step(replace(missed, metrics={})) == ""
+    assert next_step(replace(missed, metrics={})) == "`labctl logs --run r1` prints its output"
 
 
 def test_a_file_of_the_project_that_git_ignores_is_said_not_to_be_in_the_run(tmp_path: Path) -> None:

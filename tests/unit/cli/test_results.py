@@ -92,6 +92,17 @@ def test_compare_shows_a_loss_that_ended_as_nan(labctl: Labctl) -> None:
     assert columns[1]["metrics"]["loss"]["non_finite"] == ["nan"]
 
 
+def test_show_has_the_command_that_repeats_a_run(labctl: Labctl) -> None:
+    """Show a run that was requested with options, and one whose request is not recorded: the first has its command."""
+    request = {"workload": "opt-tiny", "options": {"words": ["--token", "hidden"], "rehearse": True}}
+    for run_id, requested in ((FAST, request), (SLOW, None)):
+        records.write(labctl.directory, run_id, throughput=24.0, request=requested)
+    command = "labctl run opt-tiny --rehearse -- --token '[REDACTED]'"
+    assert labctl("show", FAST).out.splitlines()[1] == f"command    {command}"
+    assert [labctl("show", run_id, "--json").document["command"] for run_id in (FAST, SLOW)] == [command, ""]
+    assert "\ncommand " not in labctl("show", SLOW).out
+
+
 def test_values_that_differ_are_cut_to_the_width_of_the_terminal() -> None:
     """Render a difference of long values: at most 60 characters each, in 60 columns fewer."""
     compared = Comparison(
