@@ -35,8 +35,6 @@ FILE = "file "
 """Prefix of the names of facts about files of code."""
 PACKAGE = "package "
 """Prefix of the names of facts about packages in the image."""
-UNREADABLE = "unreadable"
-"""Name of the fact that files of the record are broken, or of a kind that another labctl wrote."""
 SHOWN = 2
 """Groups whose command is told for more runs."""
 
@@ -398,7 +396,7 @@ def _facts(path: Path, result: Result, documents: Mapping[str, Any]) -> dict[str
     facts |= dict(_code(path / "work", posixpath.normpath(f"{start}/{workload.script}")))
     facts |= {name: text for name, text in result.notes.items() if name not in RESULTS}
     facts["resumed from"] = result.resumed
-    facts[UNREADABLE] = ", ".join(name for name in KINDS if documents[name] is None and (path / name).exists())
+    facts[origin.UNREADABLE] = ", ".join(name for name in KINDS if documents[name] is None and (path / name).exists())
     # On Kubernetes the names of nodes end in the workload and the last part of the id.
     suffix = result.run_id.split("-", 2)[-1]
     return {key: text.replace(result.run_id, "RUN").replace(suffix, "RUN") for key, text in facts.items() if text}

@@ -33,6 +33,8 @@ VALUED = {
 """Options of `labctl run` with a value, by their field."""
 HARDWARE = ("processor", "cores", "memory")
 """Facts of a host to show, as `labctl health` names them."""
+UNREADABLE = "unreadable"
+"""Name of the fact that files of the record are broken, or of a kind that another labctl wrote."""
 HASH = 12
 """Characters of an image's id or a commit."""
 HOSTS = 4
@@ -117,7 +119,7 @@ def rows(directory: Path, facts: Mapping[str, str], versions: Mapping[str, Any])
         **_hosts(directory),
         "devices": _devices(chain.from_iterable((versions.get("devices") or {}).values())),
         "code": "; ".join(map(_commit, versions.get("code") or ())),
-        "unreadable": facts.get("unreadable", ""),
+        UNREADABLE: facts.get(UNREADABLE, ""),
     }
     return {name: text for name, text in named.items() if text}
 

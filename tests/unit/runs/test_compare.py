@@ -12,8 +12,8 @@ from support import records
 
 from labctl.records import store
 from labctl.reports.runs import of_runs
-from labctl.runs.compare import UNREADABLE, Comparison, RecordedRun, compare, read, redact_fact, versions
-from labctl.runs.origin import rows
+from labctl.runs.compare import Comparison, RecordedRun, compare, read, redact_fact, versions
+from labctl.runs.origin import UNREADABLE, rows
 from labctl.runs.spread import Effect, in_words
 
 

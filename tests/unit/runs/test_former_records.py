@@ -13,7 +13,7 @@ from labctl.jobs import replay
 from labctl.model import Result
 from labctl.records import store
 from labctl.reports import runs as reports
-from labctl.runs import compare, series
+from labctl.runs import compare, origin, series
 from labctl.runs.export import tensorboard
 
 RUN = "20261125-205844-opt-tiny-4c0a"
@@ -57,7 +57,7 @@ def test_it_is_compared_reported_and_exported(lab: Path, result: Result, tmp_pat
     """Compare, report and export the record: all work."""
     recorded = compare.read(lab, result)
     assert not compare.compare([recorded, recorded]).differences
-    assert compare.UNREADABLE not in recorded.facts
+    assert origin.UNREADABLE not in recorded.facts
     assert "PASS" in reports.of_runs(lab, [recorded]).html
     losses = [sample for sample in series.read(lab, RUN) if sample.metric == "loss"]
     written = tensorboard.event_file(tmp_path / "board", result, series.read(lab, RUN))
