@@ -216,9 +216,9 @@ def test_programs_are_run_in_the_node_that_is_named(site: Site, monkeypatch: pyt
     with backends.connect(site.context) as backend:
         workload = choose_workload(site.context.directory, "hello", options, settings)
         run = backend.begin(workload, options, datetime.now().astimezone())
-        printed = backend.exec(run, "worker-1", ("echo", "x"), limit=20)
+        printed = backend.exec(run, "worker-1", ("echo", "x"), limit=60)
         assert (printed.code, printed.out) == (0, "x\n")
-        assert backend.exec(run, "worker-1", EXIT_7, limit=20).code == 7
+        assert backend.exec(run, "worker-1", EXIT_7, limit=60).code == 7
     with Path(os.devnull).open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         assert flows.execute(site.context, EXIT_7, "worker-1", everywhere=False, terminal=False) == 7

@@ -129,7 +129,7 @@ def test_programs_and_logs_are_those_of_the_container_that_is_named(lab: EngineL
     assert engine.exec(node.name, ("echo", "x"), user=node.user).out == "x\n"
     assert engine.exec(node.name, ("false",), user=node.user).code == 1
     heard: list[str] = []
-    assert engine.stream(node.name, ("echo", "y"), heard.extend, user=node.user, limit=20) == 0
+    assert engine.stream(node.name, ("echo", "y"), heard.extend, user=node.user, limit=60) == 0
     assert engine.attach(node.name, ("echo", "z"), user=node.user, workdir=None, on_line=heard.append) == 0
     assert engine.attach(node.name, ("false",), user=node.user, workdir=None, on_line=heard.append) == 1
     assert heard == ["y", "z"]
@@ -151,7 +151,7 @@ def test_programs_have_what_they_are_given_and_end_with_their_time(lab: EngineLa
     assert (done.code, done.err) == (9, "wrong\n")
     heard.clear()
     user = node.user
-    assert engine.stream(node.name, look, heard.extend, user=user, environment=(("X", "c"),), limit=20) == 9
+    assert engine.stream(node.name, look, heard.extend, user=user, environment=(("X", "c"),), limit=60) == 9
     assert any(line.startswith("c ") for line in heard)
     with pytest.raises(HostError):
         engine.exec(node.name, ("sleep", "4"), user=user, limit=1)

@@ -56,6 +56,11 @@ def test_a_rank_that_crashes_ends_the_run_soon(lab: Lab) -> None:
     assert lab.call("run", "crash", "--launcher", "deepspeed", "--json").expect(4).json["seconds"] < 40
 
 
+def test_health_of_this_machine_is_told_at_once(lab: Lab) -> None:
+    """`health` takes less than 5 s, also the second time, in which it compares."""
+    assert max(lab.call("health").expect(0).seconds for _ in range(2)) < 5
+
+
 def test_a_lab_that_is_idle_is_down_at_once(lab: Lab) -> None:
     """`down` of an idle lab takes less than 5 s."""
     assert lab.call("down").expect(0).seconds < 5

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -100,11 +103,33 @@ def overlap(first: BatchJob, other: BatchJob) -> bool:
 
 
 @pytest.fixture(scope="module")
-def mixed(lab: Lab) -> Answer:
+def beats() -> Iterator[list[float]]:
+    """Yield the list to which a thread adds the time each 0.1 s: where it has a gap, this machine paused."""
+    times, over = [time.time()], threading.Event()
+
+    def beat() -> None:
+        """Add the time until the module's tests have ended."""
+        while not over.wait(0.1):
+            times.append(time.time())
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    yield times
+    over.set()
+    thread.join()
+
+
+def longest_gap(times: Iterable[float]) -> float:
+    """Return the most seconds between two of these times."""
+    return max(after - before for before, after in pairwise(sorted(times)))
+
+
+@pytest.fixture(scope="module")
+def mixed(lab: Lab, beats: list[float]) -> Answer:
     """Return the answer of a batch of eight jobs: one hangs, one is killed, one is slow, and five are good."""
     behaviours = ("worker-0+worker-1=hangs", "worker-3+worker-2=endless", "worker-3=slow")
     sets = ("hostfiles/4nodes_2xN", "hostfiles/4nodes_1xN")
-    argv = ("batch", "steps", *sets, "--out", "out", "--timeout", "15s", "--json", "--", "10", *behaviours)
+    argv = ("batch", "steps", *sets, "--out", "out", "--timeout", "30s", "--json", "--", "10", *behaviours)
     with lab.start(*argv) as running:
         began(lab, "out", running, "4nodes_2xN/steps_1_2xN_batch0002.log", "step 5 ")
         lab.inside("worker-2", "pkill", "-KILL", "-f", "steps.py")
@@ -121,12 +146,12 @@ def test_jobs_that_fail_stop_no_others_and_their_causes_are_told(lab: Lab, mixed
         ("worker-3", "worker-2"): "rank-crashed",
         ("worker-3",): "criteria",
     }
-    assert "timed out after 15 s" in failed["worker-0", "worker-1"].message
+    assert "timed out after 30 s" in failed["worker-0", "worker-1"].message
     assert re.search(r"rank 1 on worker-2 .*SIGKILL", failed["worker-3", "worker-2"].message)
     assert (failed["worker-3",].value, failed["worker-3",].exit_code) == (50, 5)
     assert {job.value for job in batch(lab, "out").jobs if job.verdict == "PASS"} == {100}
     # Samplers end by themselves, once the run has.
-    wait_until(lambda: nothing_runs(lab), 20, "no process of a run is left")
+    wait_until(lambda: nothing_runs(lab), 60, "no process of a run is left")
 
 
 def test_jobs_on_disjoint_nodes_run_at_once_and_no_node_has_two(lab: Lab, mixed: Answer) -> None:
@@ -140,14 +165,15 @@ def test_jobs_on_disjoint_nodes_run_at_once_and_no_node_has_two(lab: Lab, mixed:
     assert mixed.json["seconds"] < 2 * mixed.json["ideal"]
 
 
-def test_no_job_pauses_while_others_begin_end_or_are_killed(lab: Lab, mixed: Answer) -> None:
-    """No job has 3 s between two steps."""
+def test_no_job_pauses_while_others_begin_end_or_are_killed(lab: Lab, mixed: Answer, beats: list[float]) -> None:
+    """No job has 3 s between two steps, besides those in which the machine paused."""
+    limit = PAUSE + longest_gap(beats[:])
     for job in batch(lab, "out").jobs:
         times = [
             float(moment) for moment in re.findall(r"step \d+ at ([0-9.]+)", (lab.path / "out" / job.log).read_text())
         ]
         assert len(times) >= 5
-        assert max(after - before for before, after in pairwise(sorted(times))) < PAUSE, job.log
+        assert longest_gap(times) < limit, job.log
 
 
 def test_logs_are_named_as_lambdas_and_begin_with_their_hostfile(lab: Lab, mixed: Answer) -> None:
@@ -200,7 +226,7 @@ def test_ctrl_c_ends_what_runs_and_the_batch_can_be_gone_on_with(lab: Lab) -> No
     assert "stopped by Ctrl-C" in err
     assert "--resume goes on with the batch" in err
     # Samplers end by themselves, once the run has.
-    wait_until(lambda: nothing_runs(lab), 20, "no process of a run is left")
+    wait_until(lambda: nothing_runs(lab), 60, "no process of a run is left")
     stopped = batch(lab, "stopped").jobs
     assert [(job.state, job.cause) for job in stopped] == [("done", "interrupted"), ("waiting", None)]
     lab.call(*argv[:-2], "--resume", *argv[-2:]).expect(0)

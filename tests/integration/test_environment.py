@@ -153,7 +153,7 @@ class SecretLab:
         with self.lab.start(*RUN, "--set", "end=hang") as running:
             wait_until(lambda: "it goes on" in running.err, 120, "the run is under way")
             (run_id,) = self.lab.run_ids()[-1:]
-        self.answers.append(running.answer(10))
+        self.answers.append(running.answer(60))
         self.call("runs")
         self.call("show", run_id)
         self.call("stop", run_id, "--grace", "0")

@@ -19,7 +19,6 @@ def test_this_machine_gets_no_false_word(lab: Lab) -> None:
         # Other tests on this machine run out of memory on purpose.
         assert [each for each in wrong if each["check"] not in ("oom", "oom-killed")] == []
         assert verdict["level"] in ("ok", "remark")
-        assert answer.seconds < 5
     assert "worker-0: last good" in lab.call("status", "-v").expect(0).out
 
 

@@ -170,7 +170,7 @@ def test_a_port_that_is_taken_is_refused(serving: Lab) -> None:
         # Another test's server may still be ending.
         answer = wait_until(
             lambda: reply if (reply := serving.call("jupyter", "--port", port)).code != 2 else None,
-            20,
+            60,
             "no server is there",
         )
         assert f"port {port} of 127.0.0.1" in answer.expect(3).err

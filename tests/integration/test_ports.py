@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 
 import pytest
-from support.harness import Lab
+from support.harness import Lab, free_port
 
 pytestmark = [pytest.mark.docker]
 
@@ -17,11 +16,11 @@ SERVE = "cd /tmp && echo hello > word && (python3 -m http.server 8000 >/dev/null
 
 
 def fetched(url: str) -> str:
-    """Return the text at a URL; retry while the server does not listen; raise after 20 s."""
-    limit = time.monotonic() + 20
+    """Return the text at a URL; retry while the server does not listen; raise after a minute."""
+    limit = time.monotonic() + 60
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
+            with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310
                 return str(answer.read().decode())
         except (urllib.error.URLError, ConnectionError):
             if time.monotonic() > limit:
@@ -30,8 +29,7 @@ def fetched(url: str) -> str:
 
 def test_a_server_in_the_launcher_answers_on_loopback(fresh_lab: Callable[..., Lab]) -> None:
     """LAB_PORTS publishes the launcher's port on 127.0.0.1 alone."""
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
+    port = free_port()
     lab = fresh_lab(LAB_PORTS=f"{port}:8000")
     lab.call("up").expect(0)
     lab.inside("launcher", "sh", "-c", SERVE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from support.harness import Lab, wait_until
+from support.harness import Lab, free_port, wait_until
 
 pytestmark = pytest.mark.docker
 
@@ -122,9 +121,7 @@ def test_an_audit_of_a_workers_sshd_finds_nothing(lab: Lab) -> None:
 
 def test_an_audit_of_the_launchers_ssh_finds_nothing(lab: Lab) -> None:
     """ssh-audit, as a server to which the launcher's ssh connects, exits with 0."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     with subprocess.Popen(
         [AUDIT, "--no-colors", "--client-audit", "--port", port, "--timeout", "120"],
         stdout=subprocess.PIPE,

@@ -130,7 +130,7 @@ def test_a_name_bound_to_this_machine_gets_nothing(served: Served, browser: Brow
 
 def told(served: Served, request: bytes) -> bytes:
     """Send bytes to the server, and return all that it answers."""
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as connection, contextlib.suppress(OSError):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection, contextlib.suppress(OSError):
         connection.sendall(request)
         connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b""))

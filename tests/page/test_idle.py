@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from support.harness import wait_until
 from support.pages import Served, serving
 
 from page.conftest import NewLab, Open
@@ -69,6 +70,7 @@ def test_a_page_in_a_tab_behind_opens_its_events_once_it_is_seen(served: Served,
     page.wait_for_timeout(1000)
     assert streams == []
     page.evaluate("() => { window.isHidden = false; document.dispatchEvent(new Event('visibilitychange')); }")
+    wait_until(lambda: page.wait_for_timeout(20) or streams, 60, "its events are asked for")
     page.wait_for_timeout(500)
     assert len(streams) == 1
 
@@ -80,5 +82,5 @@ def test_ctrl_c_ends_it_at_once_while_pages_are_open(served: Served, browser: Br
         page.get_by_role("row").nth(5).wait_for()
         page.wait_for_timeout(500)
         pages.running.process.send_signal(signal.SIGINT)
-        answer = pages.running.answer(10)
+        answer = pages.running.answer(60)
         assert answer.err.splitlines()[-2:] == ["press Ctrl-C to stop", "stopped"]

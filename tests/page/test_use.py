@@ -75,7 +75,7 @@ def rows(page: Page) -> list[str]:
 
 def lists(page: Page, *run_ids: str) -> None:
     """Wait until the list has these runs in this order."""
-    wait_until(lambda: page.wait_for_timeout(20) or rows(page) == list(run_ids), 20, f"the list has {run_ids}")
+    wait_until(lambda: page.wait_for_timeout(20) or rows(page) == list(run_ids), 60, f"the list has {run_ids}")
 
 
 def test_a_run_is_watched_from_the_list_to_its_end(served: Served, open_page: Open) -> None:

@@ -231,8 +231,8 @@ class FakeBackend:
                 on_line(f"{container.node}-1  | {project}")
 
     def events(self, lab: str) -> Iterator[tuple[str, Cause, str]]:  # noqa: ARG002
-        """Yield the events in ``fallen``, once a program runs or after five seconds."""
-        self.running.wait(5)
+        """Yield the events in ``fallen``, once a program runs or after a minute."""
+        self.running.wait(60)
         yield from self.fallen
 
     def capabilities(self, host: str) -> FakeBackend:  # noqa: ARG002

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import pty
+import random
 import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -47,6 +49,16 @@ def wait_until(condition: Callable[[], T | None], limit: float, description: str
             raise AssertionError(f"not within {limit} s: {description}")
         # A condition that starts labctl must leave half of the core to the process that it waits for.
         time.sleep(max(0.05, time.monotonic() - began))
+
+
+def free_port() -> int:
+    """Return a free port of 127.0.0.1 between 20000 and 30000, outside the range of ephemeral ports."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", random.randrange(20_000, 30_000))) as server,  # noqa: S311
+        ):
+            return int(server.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -362,11 +374,11 @@ class Lab:
         }
 
     def left_since(self, before: dict[tuple[str, str], dict[str, str]]) -> list[str]:
-        """List processes that are not in ``before`` and still run after five seconds, except canaries.
+        """List processes that are not in ``before`` and still run after half a minute, except canaries.
 
         Containers that were started since are skipped.
         """
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while True:
             new = [
                 f"{started[0]}: {command}"

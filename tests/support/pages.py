@@ -46,7 +46,7 @@ class Served:
 
     def ask(self, path: str) -> tuple[int, bytes]:
         """Ask the server for a path below the token, as it is written; return status and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             connection.request("GET", f"/{self.token}/{path}")
             answer = connection.getresponse()
@@ -76,7 +76,7 @@ def serving(lab: Lab, *options: str) -> Iterator[Served]:
         assert answered, running.err
         yield Served(lab, answered[1], answered[3], running)
         running.process.send_signal(signal.SIGINT)
-        ended = running.answer(20).expect(130)
+        ended = running.answer(60).expect(130)
         assert "Traceback" not in ended.err, ended.err
 
 

@@ -282,11 +282,12 @@ class World:
         for name, value in seconds.items():
             self.monkeypatch.setattr(cluster_runs, name.upper(), value)
 
-    def ticks(self, seconds: float) -> None:
-        """Let the clock go on by these seconds each time that it is read, however busy this machine is."""
-        times = count(1, seconds)
+    def ticks(self, seconds: float) -> Callable[[], float]:
+        """Let the clock go on by these seconds each time that it is read, however busy this machine is; return it."""
+        times = count(seconds, seconds)
         clock = SimpleNamespace(monotonic=lambda: next(times), sleep=time.sleep)
         self.monkeypatch.setattr(cluster_runs, "time", clock)
+        return clock.monotonic
 
     def follow(self, patience: float = LIMIT) -> Ended:
         """Follow the run to its end; return how it ended; keep lines and notices."""
@@ -461,13 +462,13 @@ def test_a_job_that_failed_and_whose_launcher_is_gone_had_begun(world: World) ->
 
 def test_time_in_a_queue_does_not_count(world: World) -> None:
     """Time while the job is suspended does not count to the limit; that it waits is noticed."""
-    world.ticks(TICK)
+    clock = world.ticks(TICK)
     world.job(**condition("Suspended", "MPIJobSuspended", "waits in queue team"))
     world.then(*[None] * 6, world.job, lambda: world.pods(**runs()))
     world.prints(f"{MARK}0")
     patience = 10 * TICK
     assert world.follow(patience).code == 0
-    assert cluster_runs.time.monotonic() > 2 * patience
+    assert clock() > 2 * patience
     assert world.said == ["MPIJob: waits to be admitted: waits in queue team"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from support.harness import free_port
 
 from labctl.backends import spec
 from labctl.backends.docker.attach import jupyter
@@ -60,13 +60,6 @@ def ask(port: int, data: bytes) -> bytes:
         answer = stream.read()
         sender.join(LIMIT)
         return answer
-
-
-def free_port() -> int:
-    """Return a free port between 20000 and 30000, outside the range of ephemeral ports."""
-    while True:
-        with suppress(OSError), socket.create_server((jupyter.LOOPBACK, random.randrange(20_000, 30_000))) as server:  # noqa: S311
-            return int(server.getsockname()[1])
 
 
 def test_bytes_pass_both_ways_and_so_does_the_end_of_them(tmp_path: Path) -> None:
