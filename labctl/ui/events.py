@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 
 from labctl.ui import log
 from labctl.ui.live_charts import MetricsReader, NewPoints, read_samples
+from labctl.ui.site import event
 from labctl.ui.watcher import State, Watcher, Watchers
 
 TICK = 0.5
@@ -20,6 +21,8 @@ HEARTBEAT = 15
 RETRY, BEAT = "retry: 2000\n\n", ": connected\n\n"
 FIRST_LINES, MOST_LINES = 300, 150
 """Lines of the log in the first and in each later event, at most."""
+News = tuple[str, Any]
+"""Name and data of an event."""
 PLACE = re.compile(r"\d{1,15}(-\d{1,15})+")
 """Id of the last of several events: offsets in the log, in the metrics, and in the samples of each node."""
 
@@ -63,15 +66,16 @@ class Reader:
         """Return the new events, the last one with the id of them all; empty if there are none."""
         # Asked first: what was printed before the end is read below.
         self.ended = self._watcher.has_ended
-        events = [*self._points(), *self._lines(), *self._changed()]
+        news = [*self._points(), *self._lines(), *self._changed()]
         if self.ended:
-            events.append(_event("ended", {}))
-        if not events:
+            news.append(("ended", {}))
+        if not news:
             return ""
+        *others, last = news
         place = "-".join(map(str, (self._log or 0, self._metrics, *self._samples)))
-        return "\n".join(events) + f"id: {place}\n\n"
+        return "".join((*(event(*each) for each in others), event(*last, place)))
 
-    def _points(self) -> Iterator[str]:
+    def _points(self) -> Iterator[News]:
         """Yield new charts, then new points."""
         new = self._new = NewPoints(self._new)
         self._metrics = self._of_metrics.read(self._watcher.folder, self._metrics, new)
@@ -79,28 +83,23 @@ class Reader:
         for name, chart in new.charts.items():
             if name not in self._charts:
                 self._charts.add(name)
-                yield _event("chart", {**asdict(chart), "section": self._watcher.charts.section(chart)})
+                yield "chart", {**asdict(chart), "section": self._watcher.charts.section(chart)}
         if points := new.points():
-            yield _event("points", points)
+            yield "points", points
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self) -> Iterator[News]:
         """Yield the new lines of the log."""
         most = FIRST_LINES if self._log is None else MOST_LINES
         if new := log.new_lines(self._watcher.folder, self._log, most):
             self._log = new.end
-            yield _event("log", new)
+            yield "log", new
 
-    def _changed(self) -> Iterator[str]:
+    def _changed(self) -> Iterator[News]:
         """Yield the state of the run if more than its time has changed."""
         state = self._watcher.state()
         if self._state != (same := msgspec.structs.replace(state, seconds=0)):
             self._state = same
-            yield _event("state", flat(state))
-
-
-def _event(name: str, data: Any) -> str:
-    """Return an event without the empty line that ends it."""
-    return f"event: {name}\ndata: {msgspec.json.encode(data).decode()}\n"
+            yield "state", flat(state)
 
 
 def flat(state: State) -> dict[str, Any]:

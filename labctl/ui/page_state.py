@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Raw, Struct
 
+from labctl.ui.site import event
+
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import StreamingResponse
@@ -75,7 +77,7 @@ def stream(page: PageState, request: Request, work: Callable[[], object]) -> Str
     return StreamingResponse(_events(page, last, work), media_type="text/event-stream")
 
 
-async def _events(page: PageState, version: int, work: Callable[[], object]) -> AsyncIterator[bytes]:
+async def _events(page: PageState, version: int, work: Callable[[], object]) -> AsyncIterator[str]:
     """Yield an event for each change, until the page is closed."""
     import anyio
 
@@ -83,6 +85,5 @@ async def _events(page: PageState, version: int, work: Callable[[], object]) -> 
         work()
         changed, version = page.since(version)
         if changed:
-            data = msgspec.json.encode(changed)
-            yield b"event: parts\nid: %b\ndata: %b\n\n" % (page.identity(version).encode(), data)
+            yield event("parts", changed, page.identity(version))
         await anyio.sleep(TICK)

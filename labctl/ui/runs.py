@@ -9,14 +9,13 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct
 
 from labctl.errors import LabError
 from labctl.runs import judge, opening
 from labctl.system.parallel import begin
 from labctl.ui.index import Index
-from labctl.ui.site import Site, as_json
+from labctl.ui.site import Site, as_json, event
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -140,7 +139,7 @@ class Listing:
             self.index.keep_states((), {})
 
 
-async def changes(listing: Listing, since: int) -> AsyncIterator[bytes]:
+async def changes(listing: Listing, since: int) -> AsyncIterator[str]:
     """Yield the rows that change after a change, as server-sent events, until the page is closed."""
     import anyio
     from anyio import to_thread
@@ -151,13 +150,8 @@ async def changes(listing: Listing, since: int) -> AsyncIterator[bytes]:
         rows = listing.index.since(since)
         if rows.runs or rows.removed:
             since = rows.change
-            yield event("runs", rows, since)
+            yield event("runs", rows, str(since))
         await anyio.sleep(listing.pause())
-
-
-def event(name: str, data: object, number: int) -> bytes:
-    """Return a server-sent event with its number as id."""
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (number, name.encode(), msgspec.json.encode(data))
 
 
 def whole(text: str | None) -> int | None:

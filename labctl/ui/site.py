@@ -54,6 +54,12 @@ def as_json(answer: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
 
+def event(name: str, data: object, identity: str = "") -> str:
+    """Return a server-sent event; a page that connects again sends the last id that is not empty."""
+    identified = f"id: {identity}\n" if identity else ""
+    return f"event: {name}\n{identified}data: {msgspec.json.encode(data).decode()}\n\n"
+
+
 def error_response(site: Site, request: Request, error: LabError) -> Response:
     """Return an error of labctl: as JSON for a script, as a page for a person."""
     return _problem(site, request, error, 404 if isinstance(error, ConfigError) else 503)

@@ -90,9 +90,9 @@ def unfinished(lab: Path, run_id: str) -> None:
     (records.write(lab, run_id) / "result.json").unlink()
 
 
-def told(event: bytes) -> tuple[int, dict[str, Any]]:
+def told(event: str) -> tuple[int, dict[str, Any]]:
     """Return number and data of a server-sent event; assert its form."""
-    number, name, data, *rest = event.decode().split("\n")
+    name, number, data, *rest = event.split("\n")
     assert (name, rest) == ("event: runs", ["", ""])
     return int(number.removeprefix("id: ")), json.loads(data.removeprefix("data: "))
 
