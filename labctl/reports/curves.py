@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count
+from itertools import chain
 from statistics import mean, median
 from typing import Any, Literal
+from urllib.parse import quote_plus
 
 import msgspec
 from msgspec import Struct
@@ -101,7 +101,7 @@ def of_machine(runs: Mapping[Label, Sequence[Track]]) -> list[Chart]:
         series = list(_tracks(runs, title, unit))
         if any(map(_is_nonzero, series)):
             charts += of_series(title, series, list(runs), "seconds", unit)
-    return charts
+    return [replace(chart, name=machine_name(chart.title)) for chart in charts]
 
 
 def of_series(
@@ -133,18 +133,13 @@ def of_series(
 
 
 def name_of(title: str) -> str:
-    """Return the name of a chart with this title, as ``step-time``."""
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "chart"
+    """Return the name of the chart with this title, also that of its picture: no two titles have the same."""
+    return quote_plus(title)
 
 
-def named_apart(charts: Iterable[Chart]) -> list[Chart]:
-    """Return charts, those with the name of an earlier one with a number behind it."""
-    named: dict[str, Chart] = {}
-    for chart in charts:
-        names = chain([chart.name], (f"{chart.name}-{number}" for number in count(2)))
-        name = next(name for name in names if name not in named)
-        named[name] = replace(chart, name=name)
-    return list(named.values())
+def machine_name(title: str) -> str:
+    """Return the name of the chart of a quantity that nodes sample, which is no metric's."""
+    return name_of(f"machine {title}")
 
 
 def as_data(charts: Iterable[Chart]) -> str:

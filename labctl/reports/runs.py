@@ -223,8 +223,7 @@ def _charts(
     """Return the charts of runs and of their machines, with data and styles; ``names`` are those of their lines."""
     of_metrics = curves.of_runs({names[label]: run for label, run in runs.items()})
     of_machine = curves.of_machine({names[label]: samples.read(path) for label, path in paths.items()})
-    charts = curves.named_apart((*of_metrics, *of_machine))
-    return {"curves": charts[: len(of_metrics)], "machine": charts[len(of_metrics) :], **_looks(charts)}
+    return {"curves": of_metrics, "machine": of_machine, **_looks([*of_metrics, *of_machine])}
 
 
 def _looks(charts: Sequence[Chart]) -> dict[str, object]:

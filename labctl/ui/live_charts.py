@@ -15,7 +15,7 @@ from msgspec import Struct
 from labctl.model import Job
 from labctl.records import samples, store
 from labctl.records.metrics import Sample
-from labctl.reports.curves import MOST, Axis, Chart, Line, Points, Times, name_of, named_apart, thinned
+from labctl.reports.curves import MOST, Axis, Chart, Line, Points, Times, machine_name, name_of, thinned
 from labctl.runs.series import main_rank, named_rank
 from labctl.system import files, human
 from labctl.system.decode import decode
@@ -27,8 +27,6 @@ ALL = "all"
 LARGEST = 8 << 20
 """Bytes of a file that are read at once."""
 STEP_TIME = "step time"
-MACHINE = "machine"
-"""Kind of the charts of nodes' samples."""
 
 
 class SampleTable:
@@ -95,19 +93,16 @@ class LiveCharts:
     """Charts of a run so far; each point of the run belongs to one of them."""
 
     def __init__(self) -> None:
-        self.by_title: dict[tuple[str, str], Chart] = {}
-        """By kind and title."""
+        self.by_name: dict[str, Chart] = {}
 
-    def chart(self, kind: str, title: str, along: Axis, unit: str) -> Chart:
-        """Return the chart of this kind and title; a new one with a number in its name if that is taken."""
-        if (kind, title) not in self.by_title:
-            new = Chart(name=name_of(title), title=title, caption="", along=along, unit=unit, lines=())
-            self.by_title[kind, title] = named_apart((*self.by_title.values(), new))[-1]
-        return self.by_title[kind, title]
+    def chart(self, name: str, title: str, along: Axis, unit: str) -> Chart:
+        """Return the chart of this name, a new one if there is none."""
+        new = Chart(name=name, title=title, caption="", along=along, unit=unit, lines=())
+        return self.by_name.setdefault(name, new)
 
     def section(self, chart: Chart) -> str:
         """Return the id of the section of the page that a chart is in."""
-        return "machine" if self.by_title.get((MACHINE, chart.title)) is chart else "curves"
+        return "machine" if chart.name == machine_name(chart.title) else "curves"
 
 
 class NewPoints:
@@ -227,7 +222,7 @@ class MetricsReader:
     def _add(self, sample: Sample, new: NewPoints) -> None:
         """Add the point of a sample, and the time of its step."""
         along: Axis = "seconds" if sample.step is None else "step"
-        chart = self._charts.chart("metric", sample.metric, along, self._units.get(sample.metric, ""))
+        chart = self._charts.chart(name_of(sample.metric), sample.metric, along, self._units.get(sample.metric, ""))
         x = sample.step if chart.along == "step" else sample.seconds
         if len(self._ranks.get(sample.metric, ())) > 1:
             new.remarks[chart.name] = named_rank(sample.rank)
@@ -244,7 +239,7 @@ class MetricsReader:
             return
         # In another epoch steps may begin again.
         if sample.step > self._step > 0:
-            chart = self._charts.chart("step", STEP_TIME, "step", "s")
+            chart = self._charts.chart(name_of(STEP_TIME), STEP_TIME, "step", "s")
             new.add(chart, "", sample.step, (sample.seconds - self._at) / (sample.step - self._step), sample.seconds)
         self._step, self._at = sample.step, sample.seconds
 
@@ -294,10 +289,10 @@ def _add_column(
     points = [
         (samples.cell_value(row[0]), samples.cell_value(row[column.place])) for row in rows if len(row) > column.place
     ]
-    key = (MACHINE, column.title)
-    if key not in charts.by_title and not any(value for at, value in points if at is not None):
+    name = machine_name(column.title)
+    if name not in charts.by_name and not any(value for at, value in points if at is not None):
         return
-    chart = charts.chart(*key, "seconds", column.unit)
+    chart = charts.chart(name, column.title, "seconds", column.unit)
     new.remarks[chart.name] = remark
     for at, value in points:
         if at is not None:

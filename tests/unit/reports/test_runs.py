@@ -66,7 +66,7 @@ def test_a_report_has_the_verdict_the_curves_the_machine_the_ranks_the_log_and_t
     assert "<pre>the last line</pre>" in made.html
     assert '<th scope="row">image</th><td>labctl/cpu</td>' in made.html
     assert set(made.pictures) == {
-        "loss.png", "step-time.png", "cpu.png", "device-utilisation.png", "ranks.png"
+        "loss.png", "step+time.png", "machine+cpu.png", "machine+device+utilisation.png", "ranks.png"
     }  # fmt: skip
     assert all(picture.startswith(b"\x89PNG") for picture in made.pictures.values())
 
@@ -519,11 +519,13 @@ def test_a_metric_that_is_the_last_of_several_values_is_said_to_be_at_the_end(tm
     assert said in report(tmp_path, FIRST).html
 
 
-def test_charts_of_one_page_have_different_names() -> None:
-    """Name charts whose titles give the same name, or none: each has its own."""
-    wanted = ("gpu load", "gpu_load", "<>", "gpu-load")
-    made = [charted(title, {"": [(1.0, 2.0), (2.0, 3.0)]})[0] for title in wanted]
-    assert [chart.name for chart in curves.named_apart(made)] == ["gpu-load", "gpu-load-2", "chart", "gpu-load-3"]
+def test_the_name_of_a_chart_is_that_of_no_other_and_of_a_file() -> None:
+    """A metric's own name if it is one, whatever else is on the page."""
+    titles = ("step time", "step-time", "step_time", "step+time", "loss", "Loss", "machine+loss", "../loss", "<>")
+    names = [*map(curves.name_of, titles), *map(curves.machine_name, titles)]
+    assert len(set(names)) == len(names)
+    assert not set("".join(names)) & set('/\\<>"')
+    assert curves.name_of("step_time-1.a") == "step_time-1.a"
 
 
 def test_ranks_of_a_long_run_are_timed_by_their_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from labctl.errors import HostError
 from labctl.jobs.request import RunOptions
 from labctl.records import store
 from labctl.records.active import Run
+from labctl.reports import curves
+from labctl.reports.samples import Track
 from labctl.system import filelock
 from labctl.system.process import CompletedProcess
 from labctl.ui import events, watcher
@@ -153,12 +155,12 @@ def test_a_detached_run_is_followed_to_its_end_and_judged(context: Context) -> N
     with Watchers(context).watching(run_id) as watched:
         page = Page(Reader(watched, ""))
         take(context, 1, 2)
-        page.has(lambda: len(page.points("loss")) == 2 and bool(page.points("cpu")))
+        page.has(lambda: len(page.points("loss")) == 2 and bool(page.points("machine+cpu")))
         assert page.points("loss") == [[1, 9], [2, 8]]
         assert page.texts == ["step 1/9 loss 9", "step 2/9 loss 8"]
         charts = {data["name"]: data for name, data in page.events if name == "chart"}
         assert (charts["loss"]["along"], charts["loss"]["section"]) == ("step", "curves")
-        assert (charts["cpu"]["along"], charts["cpu"]["section"]) == ("seconds", "machine")
+        assert (charts["machine+cpu"]["along"], charts["machine+cpu"]["section"]) == ("seconds", "machine")
         state = [data for name, data in page.events if name == "state"][-1]
         assert (state["state"], state["step"], state["steps"]) == ("running", 2, 9)
         assert [node["node"] for node in state["nodes"]] == ["worker-0", "worker-1"]
@@ -375,7 +377,7 @@ def test_steps_that_begin_again_are_timed_again(tmp_path: Path) -> None:
     with (tmp_path / store.METRICS).open("a") as file:
         file.writelines(line % step for step in steps[2:])
     metrics.read(tmp_path, end, batches[1])
-    times = [[new.points for new in batch.points() if new.chart == "step-time"] for batch in batches]
+    times = [[new.points for new in batch.points() if new.chart == "step+time"] for batch in batches]
     assert times == [[[(2, 1)]], [[(2, 3)]]]
 
 
@@ -429,7 +431,16 @@ def test_nodes_of_a_large_run_are_drawn_as_their_mean_in_a_band(tmp_path: Path) 
     assert late.remark == "mean of 8 nodes"
 
 
-def test_charts_of_titles_that_are_named_alike_have_names_of_their_own() -> None:
-    made = LiveCharts()
-    charts = [made.chart("metric", title, "step", "") for title in ("a b", "a-b", "a_b", "a b")]
-    assert [chart.name for chart in charts] == ["a-b", "a-b-2", "a-b-3", "a-b"]
+def test_a_chart_has_the_name_that_it_has_on_the_page_of_the_ended_run(tmp_path: Path) -> None:
+    """Of a metric and a quantity with the same title, whichever came first."""
+    (tmp_path / store.METRICS).write_text(printed((1, 3, 0), (2, 2, 0)).replace("loss", "memory"))
+    table, live, new = SampleTable("worker-0", tmp_path / "0.csv"), LiveCharts(), NewPoints()
+    table.add("seconds (s),memory (GB)\n0,1\n1,2\n.")
+    read_samples(live, [table], [0], new)
+    MetricsReader(live, job()).read(tmp_path, 0, new)
+    track = Track(what="memory", unit="GB", node="worker-0", points=((0, 1), (1, 2)))
+    ended = curves.of_machine({("", ""): [track]}) + curves.of_series(
+        "memory", [curves.Series(name=("", ""), points=[(1, 3), (2, 2)])], [("", "")], "step", ""
+    )
+    assert [chart.name for chart in ended] == list(live.by_name)[:2]
+    assert [live.section(chart) for chart in live.by_name.values()] == ["machine", "curves", "curves"]
