@@ -97,7 +97,7 @@ def told(event: str) -> tuple[int, dict[str, Any]]:
     return int(number.removeprefix("id: ")), json.loads(data.removeprefix("data: "))
 
 
-async def first(listing: Listing, since: int, seconds: float = 10) -> tuple[int, dict[str, Any]]:
+async def first(listing: Listing, since: int, seconds: float = 60) -> tuple[int, dict[str, Any]]:
     """Return the first event after a change."""
     with anyio.fail_after(seconds):
         async with aclosing(runs.changes(listing, since)) as events:  # type: ignore[type-var]
