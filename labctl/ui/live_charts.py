@@ -106,7 +106,7 @@ class LiveCharts:
 
 
 class NewPoints:
-    """New points by line; several of a line with the same x become one, their mean with a band."""
+    """New points by line; several of a line at the same time become one, their mean with a band."""
 
     def __init__(self, earlier: NewPoints | None = None) -> None:
         """Begin without points; values at the last x of the earlier ones, as of other nodes, still count."""
@@ -141,21 +141,26 @@ class NewPoints:
         return [self._line_points(*key, values) for key, values in self._values.items()]
 
     def _line_points(self, chart: str, name: str, values: dict[float, list[float]]) -> LinePoints:
-        """Return the means of values by place, thinned, with their ranges if there are several at one place."""
+        """Return the points of a line, thinned."""
         ordered = sorted(values.items())
-        points = [(x, mean(ys) if ys else None) for x, ys in ordered]
-        band = [(min(ys), max(ys)) if ys else (None, None) for _, ys in ordered]
-        times = [self._times.get((chart, name, x)) for x, _ in ordered]
-        line = Line(
-            name=name,
-            points=points,
-            band=band if any(len(ys) > 1 for ys in values.values()) else (),
-            times=() if None in times else times,
-        )
-        (drawn,) = thinned(msgspec.structs.replace(self.charts[chart], lines=(line,))).lines
+        made = self._of_steps(chart, name, ordered) if self.charts[chart].along == "step" else _of_nodes(name, ordered)
+        (drawn,) = thinned(msgspec.structs.replace(self.charts[chart], lines=(made,))).lines
         return LinePoints(
             chart, name, drawn.points, drawn.times, drawn.band, self.remarks.get(chart, ""), chart in self.replaced
         )
+
+    def _of_steps(self, chart: str, name: str, ordered: Sequence[tuple[float, list[float]]]) -> Line:
+        """Return all values, with their times: steps may begin again in another epoch."""
+        points = [(x, y) for x, ys in ordered for y in ys or (None,)]
+        times = [self._times.get((chart, name, x)) for x, _ in points]
+        return Line(name=name, points=points, times=() if None in times else times)
+
+
+def _of_nodes(name: str, ordered: Sequence[tuple[float, list[float]]]) -> Line:
+    """Return the means of values by time, with their ranges if there are several at one time, as of several nodes."""
+    points = [(x, mean(ys) if ys else None) for x, ys in ordered]
+    band = [(min(ys), max(ys)) if ys else (None, None) for _, ys in ordered]
+    return Line(name=name, points=points, band=band if any(len(ys) > 1 for _, ys in ordered) else ())
 
 
 def lines_after(file: Path, offset: int) -> tuple[list[bytes], int]:
@@ -191,20 +196,20 @@ class MetricsReader:
     def read(self, folder: Path, offset: int, new: NewPoints) -> int:
         """Add the points of new samples; return the offset behind them.
 
-        If by now another rank of a metric is to be drawn, add all points.
+        If by now another rank of a metric is to be drawn, add all points. They replace those on the page, as the first
+        do, with which it was loaded.
         """
         file, before = folder / store.METRICS, self._drawn()
         lines, end = lines_after(file, offset)
         self._count(file, end)
         drawn = self._drawn()
-        is_other = offset > 0 and any(drawn[metric] != rank for metric, rank in before.items())
-        if is_other:
-            lines, end = lines_after(file, 0)
+        if offset and any(drawn[metric] != rank for metric, rank in before.items()):
+            lines, end = lines_after(file, offset := 0)
             self._step, self._at = 0, 0.0
         for sample in filter(None, map(_sample, lines)):
             if sample.rank == drawn.get(sample.metric):
                 self._add(sample, new)
-        new.replaced |= set(new.charts) if is_other else set()
+        new.replaced |= set() if offset else set(new.charts)
         return end
 
     def _count(self, file: Path, end: int) -> None:

@@ -8,6 +8,7 @@
   const { element, number } = labctl;
   const HEIGHT = 220;
   const MOST = 2000; // Points of a line that grows, above which it is thinned.
+  const PARTS = 240; // Parts of a line whose steps began again, as labctl/reports/curves.py has them.
   const PAUSE = 500; // Milliseconds between two drawings of a chart that grows.
   const WIDTH = 1.75;
   const OUTSIDE = -10; // Place of a pointer that is not on the chart.
@@ -52,22 +53,50 @@
     return { name, color, dash, xs, ys, band: ranges, times: seconds, shown: true };
   }
 
-  /* Add points to a line; one with the x of the last point replaces it. Points without times end those of the line. */
-  function extend(line, points, { times = [], band = [], replaces = false }) {
-    if (replaces) Object.assign(line, { xs: [], ys: [], band: null, times: null });
+  /* Add points to a line. Over steps all stay, which may begin again in another epoch. Else a late one is left out, and one
+     with the x of the last replaces it. Points without times end those of the line. */
+  function extend(line, points, overSteps, { times = [], band = [], replaces = false }) {
+    if (replaces) Object.assign(line, { xs: [], ys: [], band: null, times: null, beganAgain: false });
+    line.beganAgain ||= overSteps && points[0]?.[0] <= line.xs.at(-1);
     if (band.length) line.band ||= line.ys.map((y) => [y, y]);
     if (!line.xs.length && times.length) line.times = [];
     if (!times.length) line.times = null;
     points.forEach(([x, y], number) => {
       const last = line.xs.length - 1;
-      if (last >= 0 && x < line.xs[last]) return;
-      const place = x === line.xs[last] ? last : last + 1;
+      if (!overSteps && x < line.xs[last]) return;
+      const place = !overSteps && x === line.xs[last] ? last : last + 1;
       line.xs[place] = x;
       line.ys[place] = y;
       if (line.band) line.band[place] = band[number] ?? [y, y];
       if (line.times) line.times[place] = times[number];
     });
+    if (line.beganAgain) Object.assign(line, ordered(line, line.xs));
+    if (line.beganAgain && line.xs.length > MOST) Object.assign(line, merged(line));
     if (line.xs.length > MOST) thin(line);
+  }
+
+  /* Return the points of a line in the order of these values of theirs. */
+  function ordered(line, values) {
+    const order = values.map((_, at) => at).sort((one, other) => values[one] - values[other]);
+    const picked = (all) => all && order.map((at) => all[at]);
+    return { xs: picked(line.xs), ys: picked(line.ys), band: picked(line.band), times: picked(line.times) };
+  }
+
+  /* Return the medians of parts of a line, with the lowest and highest values as band. */
+  function merged({ xs, ys, band, times }) {
+    const width = (xs.at(-1) - xs[0]) / PARTS || 1;
+    const parts = [];
+    xs.forEach((x, at) => (parts[Math.min(Math.floor((x - xs[0]) / width), PARTS - 1)] ??= []).push(at));
+    const all = parts.filter(Boolean);
+    const known = (values) => values.filter((y) => y !== null).sort((one, other) => one - other);
+    const middle = (values) => (values.length ? (values[(values.length - 1) >> 1] + values[values.length >> 1]) / 2 : null);
+    const bounds = all.map((part) => known(part.flatMap((at) => (band ? band[at] : ys[at]))));
+    return {
+      xs: all.map((part) => part.reduce((sum, at) => sum + xs[at], 0) / part.length),
+      ys: all.map((part) => middle(known(part.map((at) => ys[at])))),
+      band: bounds.map((values) => [values[0] ?? null, values.at(-1) ?? null]),
+      times: times && all.map((part) => times[part.at(-1)]),
+    };
   }
 
   /* Keep the lowest and the highest point of each part, so that a spike stays. */
@@ -123,10 +152,9 @@
   }
 
   /* Return a line over its times. */
-  function overTime({ xs, ys, band, times }) {
-    const order = xs.map((_, at) => at).sort((one, other) => times[one] - times[other]);
-    const picked = (values) => order.map((at) => values[at]);
-    return { xs: picked(times), ys: picked(ys), band: band && picked(band) };
+  function overTime(line) {
+    const { times, ...rest } = ordered(line, line.times);
+    return { ...rest, xs: times };
   }
 
   // --- the x axis: as the chart has it, or the time of steps ---
@@ -172,12 +200,13 @@
     const { weight } = view.settings;
     const all = [];
     for (const line of view.lines) {
-      const drawn = along(view) === view.chart.along ? line : overTime(line);
-      if (line.band) {
+      const whole = line.beganAgain ? merged(line) : line;
+      const drawn = along(view) === view.chart.along ? whole : overTime(whole);
+      if (drawn.band) {
         all.push({ line, drawn, kind: "high", ys: drawn.band.map((range) => range[1]) });
         all.push({ line, drawn, kind: "low", ys: drawn.band.map((range) => range[0]) });
       }
-      if (weight && !line.band) all.push({ line, drawn, kind: "raw", ys: drawn.ys });
+      if (weight && !drawn.band) all.push({ line, drawn, kind: "raw", ys: drawn.ys });
       all.push({ line, drawn, kind: "main", ys: smoothed(drawn.ys, weight) });
     }
     return all;
@@ -456,7 +485,9 @@
     clearTimeout(view.waiting);
     view.waiting = 0;
     view.drawn = performance.now();
+    const before = view.tracks.length;
     view.tracks = tracks(view);
+    if (view.tracks.length !== before) return build(view);
     view.plot.setData(data(view), !view.range);
     restore(view);
     values(view);
@@ -491,7 +522,7 @@
       view.lines.push(line);
     }
     const before = along(view);
-    extend(line, points, more);
+    extend(line, points, view.chart.along === "step", more);
     view.chart.remark = more.remark || view.chart.remark;
     const values = view.lines.flatMap((each) => (each.band ? each.band.flat() : each.ys));
     view.caption = [span(values, view.chart.unit), view.chart.remark].filter(Boolean).join("; ");

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from support.builders import job
 from support.harness import wait_until
@@ -22,6 +23,7 @@ from labctl.errors import HostError
 from labctl.jobs.request import RunOptions
 from labctl.records import store
 from labctl.records.active import Run
+from labctl.records.metrics import Sample
 from labctl.reports import curves
 from labctl.reports.samples import Track
 from labctl.system import filelock
@@ -311,12 +313,12 @@ def test_the_stream_says_when_to_try_again_beats_and_ends(context: Context, monk
     assert all(text.endswith("\n\n") for text in heard)
 
 
-@pytest.mark.parametrize("text", ["", "x", "1-2-x", "-1", "9" * 99, "1-2\n"])
-def test_a_place_that_is_none_begins_anew(context: Context, text: str) -> None:
+def test_a_place_that_is_none_begins_anew(context: Context) -> None:
     (steps(context) / "end").touch()
     with Watchers(context).watching(detached(context)) as watched:
-        reader = Reader(watched, text)
-        assert (reader._log, reader._metrics, reader._samples) == (None, 0, [0, 0])
+        for text in ("", "x", "1-2-x", "-1", "9" * 99, "1-2\n"):
+            reader = Reader(watched, text)
+            assert (reader._log, reader._metrics, reader._samples) == (None, 0, [0, 0])
 
 
 @pytest.mark.parametrize("failure", [HostError("no answer"), OSError("no answer")])
@@ -348,6 +350,7 @@ def test_files_of_a_watch_go_once_nothing_writes_to_them(context: Context, monke
         is_following.set()
         assert goes_on.wait(LIMIT)
 
+    monkeypatch.setattr(watcher, "LEAVING", 0)
     monkeypatch.setattr(MadeUpBackend, "output", slow_output)
     with Watchers(context).watching(detached(context)) as watched:
         assert is_following.wait(LIMIT)
@@ -381,6 +384,19 @@ def test_steps_that_begin_again_are_timed_again(tmp_path: Path) -> None:
     assert times == [[[(2, 1)]], [[(2, 3)]]]
 
 
+def test_epochs_whose_steps_begin_again_are_drawn_as_on_the_page_of_the_ended_run(tmp_path: Path) -> None:
+    """At each step their median, in a band of all, with the time of the last."""
+    epochs = [(step, 10 * epoch + step) for epoch in (1, 2, 5) for step in (1, 2, 3)]
+    samples = [Sample(metric="loss", step=step, seconds=value, value=value) for step, value in epochs]
+    (tmp_path / store.METRICS).write_bytes(b"\n".join(map(msgspec.json.encode, samples)) + b"\n")
+    new = NewPoints()
+    MetricsReader(LiveCharts(), job()).read(tmp_path, 0, new)
+    (ended,) = curves.of_series("loss", [curves._printed(("", ""), samples, "step")], [("", "")], "step", "")
+    (line,), (live, _) = curves.thinned(ended).lines, new.points()
+    assert (live.line, live.points, live.band, live.times) == (line.name, line.points, line.band, line.times)
+    assert (live.points, live.band[0], live.times) == ([(1, 21), (2, 22), (3, 23)], (11, 51), [51, 52, 53])
+
+
 def printed(*samples: tuple[int, float, int]) -> str:
     """Return the samples of a loss, each with step, value and rank, as lines of metrics.jsonl."""
     lines = ({"metric": "loss", "step": step, "seconds": step / 2, "value": value, "rank": rank}
@@ -389,7 +405,10 @@ def printed(*samples: tuple[int, float, int]) -> str:
 
 
 def test_of_ranks_that_print_the_same_metric_one_is_drawn(tmp_path: Path) -> None:
-    """A stray value of rank 1 comes first: once rank 0 prints more, its points replace it, with their times."""
+    """A stray value of rank 1 comes first: once rank 0 prints more, its points replace it, with their times.
+
+    The first points replace those that the page was loaded with.
+    """
     file, reader = tmp_path / store.METRICS, MetricsReader(LiveCharts(), job())
     file.write_text(printed((1, 99, 1)))
     first, second, third = NewPoints(), NewPoints(), NewPoints()
@@ -399,7 +418,7 @@ def test_of_ranks_that_print_the_same_metric_one_is_drawn(tmp_path: Path) -> Non
     file.write_text(printed((1, 99, 1), (1, 7, 0), (2, 6, 0), (3, 98, 1), (3, 5, 0)))
     reader.read(tmp_path, end, third)
     ((stray,), (loss, step_time), (more, _)) = (new.points() for new in (first, second, third))
-    assert (list(stray.points), stray.replaces, stray.remark) == ([(1, 99)], False, "")
+    assert (list(stray.points), stray.replaces, stray.remark) == ([(1, 99)], True, "")
     assert (list(loss.points), loss.times, loss.replaces, loss.remark) == ([(1, 7), (2, 6)], [0.5, 1], True, "rank 0")
     assert (list(step_time.points), step_time.times) == ([(2, 0.5)], [1])
     assert (list(more.points), more.replaces) == ([(3, 5)], False)
