@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,6 +42,14 @@ POINTS = """
 }
 """
 """Script that counts the points of a metric's chart."""
+GROW = """
+([step, value]) => {
+  const chart = {name: "grown", title: "grown", caption: "", along: "step", unit: ""};
+  labctl.charts.add(document.getElementById("curves"), chart);
+  labctl.charts.append("grown", "", [[step, value]], {times: [value]});
+}
+"""
+"""Script that adds a point to a chart."""
 EARLIER = {"20260101-000000-vit-aaaaaa": 90.0, "20260102-000000-vit-bbbbbb": 120.0, "20260103-000000-gpt-cccccc": 60.0}
 """Throughputs of runs of which there are records."""
 
@@ -251,6 +260,71 @@ def test_curves_of_a_comparison_are_switched_from_steps_to_time(served: Served, 
     page.get_by_role("application", name=re.compile("^loss over seconds")).press("ArrowLeft")
     page.get_by_text("seconds 3", exact=True).first.wait_for()
     assert page.get_by_role("button", name=re.compile(r"^A learning-rate=0.0009")).count()
+
+
+def test_how_curves_are_drawn_is_kept_in_the_address(served: Served, open_page: Open) -> None:
+    """Smoothing, scale and axis are as chosen when the page is loaded again, and where its address is opened."""
+    page = open_page(f"{served.root}/run/{next(iter(EARLIER))}").page
+    page.get_by_role("slider").press("PageUp")
+    page.get_by_role("checkbox", name="Log scale").check()
+    page.get_by_role("combobox", name="X axis").select_option("time")
+    weight = page.get_by_role("slider").input_value()
+    assert float(weight) > 0
+    page.reload()
+    for shown in (page, open_page(page.url).page):
+        shown.get_by_role("application", name=re.compile("^loss over seconds")).wait_for()
+        assert shown.get_by_role("slider").input_value() == weight
+        assert shown.get_by_role("checkbox", name="Log scale").is_checked()
+        assert shown.get_by_role("combobox", name="X axis").input_value() == "time"
+        shown.get_by_text(re.compile(r"\(smoothed ")).first.wait_for()
+
+
+def test_epochs_whose_steps_begin_again_grow_into_the_curve_of_the_ended_run(served: Served, open_page: Open) -> None:
+    """At each step the median in a band of all, as points come one by one; the axis can be time."""
+    run_id, epochs = "20260105-000000-vit-eeeeee", [(step, 10 * epoch + step) for epoch in (1, 2, 5) for step in (1, 2)]
+    path = records.write(served.lab.path, run_id)
+    samples = [{"metric": "loss", "step": step, "seconds": value, "value": value} for step, value in epochs]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    window = open_page("about:blank", script=PLOTS)
+    window.page.goto(f"{served.root}/run/{run_id}")
+    window.until(f"({POINTS})('loss') === 2")
+    for step, value in epochs:
+        window.page.evaluate(GROW, [step, value])
+    drawn = "(name) => plots.findLast((plot) => plot.root.closest(`[data-chart=${name}]`)).data.map((ys) => [...ys])"
+    ended = window.page.evaluate(drawn, "loss")
+    assert ended == [[1, 2], [51, 52], [11, 12], [21, 22]]
+    wait_until(lambda: window.page.evaluate(drawn, "grown") == ended, 20, "the curve grows")
+    window.page.get_by_role("combobox", name="X axis").select_option("time")
+    window.page.get_by_role("application", name=re.compile("^grown over seconds")).wait_for()
+    shutil.rmtree(path)
+
+
+def test_a_chart_is_enlarged_and_its_points_are_saved(served: Served, open_page: Open, tmp_path: Path) -> None:
+    """On the page of a run and in the file of its report; nothing of it shows where no script runs."""
+    run_id = next(iter(EARLIER))
+    served.lab.call("report", run_id, "--out", str(tmp_path)).expect(0)
+    report = (tmp_path / "report.html").as_uri()
+    for address in (f"{served.root}/run/{run_id}", report):
+        page = open_page(address, viewport={"width": 1280, "height": 900}).page
+        enlarge_and_save(page, f'step,"loss"\n1,8\n2,7\n3,{400 / EARLIER[run_id]:.6g}\n')
+    assert not open_page(report, java_script_enabled=False).page.get_by_text(re.compile("^(Enlarge|CSV)$")).count()
+
+
+def enlarge_and_save(page: Page, points: str) -> None:
+    """Enlarge the chart of the loss and make it small again, by keyboard, and save its points."""
+    size = "(figure) => [figure.clientWidth, figure.clientHeight]"
+    chart = page.locator('[data-chart="loss"]')
+    small = chart.evaluate(size)
+    page.get_by_role("button", name="Enlarge loss").press("Enter")
+    large = chart.evaluate(size)
+    assert large[0] > 1.5 * small[0]
+    assert large[1] > 1.5 * small[1]
+    page.keyboard.press("Escape")
+    assert chart.evaluate(size) == small
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Save loss as CSV").press("Enter")
+    assert saved.value.suggested_filename == "loss.csv"
+    assert saved.value.path().read_text() == points
 
 
 def test_a_note_is_kept_on_a_run(served: Served, open_page: Open) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Page
 
 ADDRESS = re.compile(r"^(http://127\.0\.0\.1:([0-9]+))/([A-Za-z0-9_-]{20,})/\n", re.MULTILINE)
-OWN = re.compile(r"http://127\.0\.0\.1:[0-9]+/|data:|about:blank")
+OWN = re.compile(r"http://127\.0\.0\.1:[0-9]+/|file:///|data:|about:blank")
 """Beginnings of addresses that do not leave this machine."""
 
 

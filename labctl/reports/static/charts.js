@@ -7,13 +7,15 @@
 (() => {
   const { element, number } = labctl;
   const HEIGHT = 220;
+  const LARGE = 520; // Height of a chart that is enlarged.
   const MOST = 2000; // Points of a line that grows, above which it is thinned.
   const PARTS = 240; // Parts of a line whose steps began again, as labctl/reports/curves.py has them.
   const PAUSE = 500; // Milliseconds between two drawings of a chart that grows.
   const WIDTH = 1.75;
+  const MOST_SMOOTH = 0.99;
   const OUTSIDE = -10; // Place of a pointer that is not on the chart.
   const views = new Map();
-  const settings = new WeakMap(); // Smoothing and scale of the charts of a container.
+  const settings = new WeakMap(); // Smoothing, scale and axis of the charts of a container.
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let following = false; // True while charts follow the pointer of another.
 
@@ -180,6 +182,7 @@
     view.legend = element("div", { class: "legend" });
     view.spoken = element("p", { class: "unseen", "aria-live": "polite" });
     figure.append(view.box, view.legend, view.spoken);
+    figure.prepend(tools(view));
     figure.classList.add("interactive");
     views.set(chart.name, view);
     build(view);
@@ -240,7 +243,7 @@
     };
     const y = log ? { distr: 3, range: (plot, low, high) => (low ? [low / 1.05, high * 1.05] : [1, 10]) } : {};
     return {
-      width: Math.max(view.box.clientWidth, 100), height: HEIGHT, padding: [8, 12, 0, 0], legend: { show: false },
+      width: Math.max(view.box.clientWidth, 100), height: height(view), padding: [8, 12, 0, 0], legend: { show: false },
       scales: { x: { time: false }, y },
       axes: [
         { ...axis, size: 22, label: along(view), labelSize: 18, labelGap: 0 },
@@ -295,10 +298,44 @@
     return ticks;
   }
 
-  /* Fit a plot to the width of its box. */
+  /* Return the height of a plot. */
+  function height({ figure }) {
+    return figure.classList.contains("large") ? LARGE : HEIGHT;
+  }
+
+  /* Fit a plot to its box. */
   function resize(view) {
-    const width = view.box.clientWidth;
-    if (width && width !== view.plot.width) view.plot.setSize({ width, height: HEIGHT });
+    const size = { width: view.box.clientWidth, height: height(view) };
+    if (size.width && (size.width !== view.plot.width || size.height !== view.plot.height)) view.plot.setSize(size);
+  }
+
+  // --- a chart alone: large, or as a file ---
+
+  /* Return the button that enlarges a chart, and the link to its points. */
+  function tools(view) {
+    const { name, title } = view.chart;
+    view.enlarge = element("button", { type: "button", "aria-pressed": "false", "aria-label": `Enlarge ${title}` }, "Enlarge");
+    view.enlarge.addEventListener("click", () => setLarge(view, !view.figure.classList.contains("large")));
+    const file = element("a", { href: "#", download: `${name}.csv`, "aria-label": `Save ${title} as CSV` }, "CSV");
+    file.addEventListener("click", () => { file.href = `data:text/csv;charset=utf-8,${encodeURIComponent(csv(view))}`; });
+    return element("span", { class: "tools" }, view.enlarge, file);
+  }
+
+  /* Draw a chart over the width of the page, or as before. */
+  function setLarge(view, large) {
+    view.figure.classList.toggle("large", large);
+    view.enlarge.setAttribute("aria-pressed", String(large));
+    resize(view);
+    view.figure.scrollIntoView({ block: "nearest" });
+  }
+
+  /* Return the points of a chart, not smoothed: a column for each line, and two for the bounds of one that has a band. */
+  function csv(view) {
+    const kept = view.tracks.filter(({ kind }) => kind !== "raw");
+    const heads = kept.map(({ line, kind }) => `${line.name || view.chart.title}${kind === "main" ? "" : ` ${kind}`}`);
+    const columns = uPlot.join(kept.map(({ drawn, kind, ys }) => [drawn.xs, kind === "main" ? drawn.ys : ys]));
+    const rows = columns[0].map((_, at) => columns.map((ys) => ys[at]).join(","));
+    return [[along(view), ...heads.map((head) => `"${head.replaceAll('"', '""')}"`)].join(","), ...rows, ""].join("\n");
   }
 
   // --- legend ---
@@ -561,12 +598,28 @@
     }
   }
 
+  /* Take smoothing, scale and axis from the page's address, which keeps them when the page is loaded again or shared. */
+  function readAddress(chosen) {
+    const kept = new URLSearchParams(location.hash.slice(1));
+    chosen.weight = Math.min(Math.max(Number(kept.get("smoothing")) || 0, 0), MOST_SMOOTH);
+    chosen.log = kept.get("scale") === "log";
+    chosen.time = kept.get("axis") === "time";
+  }
+
+  /* Write smoothing, scale and axis to the page's address. */
+  function writeAddress({ weight, log, time }) {
+    const all = { smoothing: weight, scale: log && "log", axis: time && "time" };
+    history.replaceState(null, "", `#${new URLSearchParams(Object.entries(all).filter(([, value]) => value))}`);
+  }
+
   /* Put controls of smoothing, scale and axis above the charts of a container. */
   function controls(container) {
     const chosen = settingsOf(container);
-    const slider = element("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0" });
-    const weight = element("output", {}, "0");
+    readAddress(chosen);
+    const slider = element("input", { type: "range", min: "0", max: MOST_SMOOTH, step: "0.01", value: chosen.weight });
+    const weight = element("output", {}, String(chosen.weight));
     const log = element("input", { type: "checkbox" });
+    log.checked = chosen.log;
     slider.addEventListener("input", () => {
       chosen.weight = Number(slider.value);
       weight.textContent = slider.value;
@@ -577,8 +630,10 @@
       rebuild(container);
     });
     const axis = element("select", {}, element("option", { value: "step" }, "step"), element("option", { value: "time" }, "time"));
+    axis.value = chosen.time ? "time" : "step";
     axis.addEventListener("change", () => drawOver(container, axis.value === "time"));
     const bar = element("div", { class: "chart-controls" });
+    bar.addEventListener("change", () => writeAddress(chosen));
     const [smoothing, scale] = [element("label", {}, "Smoothing "), element("label")];
     chosen.axis = element("label", { hidden: "hidden" }, "X axis ", axis);
     smoothing.append(slider, weight);
@@ -591,6 +646,9 @@
 
   labctl.charts = { add, append };
 
+  addEventListener("keydown", ({ key }) => {
+    if (key === "Escape") document.querySelectorAll("figure.large").forEach((figure) => setLarge(views.get(figure.dataset.chart), false));
+  });
   dark.addEventListener("change", () => {
     for (const view of views.values()) view.plot.redraw(false);
   });

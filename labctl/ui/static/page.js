@@ -51,6 +51,8 @@
     return element("span", { class: "command" }, code, copyButton(code));
   }
 
+  // A link without an address would leave out what the page's own address keeps.
+  for (const button of document.querySelectorAll("[data-reload]")) button.addEventListener("click", () => location.reload());
   for (const source of document.querySelectorAll("code[data-copy]")) source.after(" ", copyButton(source));
   Object.assign(labctl, { root, byId, ask, post, showError, command });
 })();

@@ -99,7 +99,7 @@ def test_a_run_under_way_is_compared_by_its_settings_and_curves_so_far(
     (path / "work/train.py").unlink()
     html = page(site, FIRST, THIRD)
     assert f"Run {THIRD} is running: its settings and curves so far." in html
-    assert "Load again" in html
+    assert "data-reload>Load again" in html
     assert '<td class="status running">RUNNING</td>' in html
     assert lines(html)[0] == ["A MICRO=1", "B MICRO=8"]
     assert '<th scope="row">MICRO</th><td data-head="A">1</td><td data-head="B">8</td>' in html
