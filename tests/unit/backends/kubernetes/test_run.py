@@ -50,7 +50,7 @@ LIMIT = 60.0
 LOOK = 0.002
 """Seconds between two looks."""
 TICK = LOOK / 4
-"""Seconds between two readings of the clock of ``World.ticks``: a look reads it a few times."""
+"""Seconds between two readings of a run's clock: a look reads it a few times."""
 TOKEN = "hf_canary"  # noqa: S105 - to be found nowhere
 
 
@@ -243,6 +243,7 @@ class World:
         """Make a cluster, a lab and its run, neither recorded nor submitted, and put the run's job."""
         knows = [TRAINJOBS] if given.get("LAB_K8S_JOB") == "trainjob" else [MPIJOBS]
         self.api, self.directory, self.monkeypatch = RunningApi(knows=knows), directory, monkeypatch
+        self.clock = self.ticks()
         self.lab = lab_with_token(self.api, directory, **given)
         self.new = running.begun(self.lab)
         self.said: list[str] = []
@@ -282,12 +283,16 @@ class World:
         for name, value in seconds.items():
             self.monkeypatch.setattr(cluster_runs, name.upper(), value)
 
-    def ticks(self, seconds: float) -> Callable[[], float]:
-        """Let the clock go on by these seconds each time that it is read, however busy this machine is; return it."""
-        times = count(seconds, seconds)
-        clock = SimpleNamespace(monotonic=lambda: next(times), sleep=time.sleep)
-        self.monkeypatch.setattr(cluster_runs, "time", clock)
-        return clock.monotonic
+    def ticks(self) -> Callable[[], float]:
+        """Let the clock go on by TICK each time that it is read, however busy this machine is; return it."""
+        times = count(TICK, TICK)
+
+        def clock() -> float:
+            """Return the time of the next reading."""
+            return next(times)
+
+        self.monkeypatch.setattr(cluster_runs, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
+        return clock
 
     def follow(self, patience: float = LIMIT) -> Ended:
         """Follow the run to its end; return how it ended; keep lines and notices."""
@@ -462,19 +467,17 @@ def test_a_job_that_failed_and_whose_launcher_is_gone_had_begun(world: World) ->
 
 def test_time_in_a_queue_does_not_count(world: World) -> None:
     """Time while the job is suspended does not count to the limit; that it waits is noticed."""
-    clock = world.ticks(TICK)
     world.job(**condition("Suspended", "MPIJobSuspended", "waits in queue team"))
     world.then(*[None] * 6, world.job, lambda: world.pods(**runs()))
     world.prints(f"{MARK}0")
     patience = 10 * TICK
     assert world.follow(patience).code == 0
-    assert clock() > 2 * patience
+    assert world.clock() > 2 * patience
     assert world.said == ["MPIJob: waits to be admitted: waits in queue team"]
 
 
 def test_a_job_that_is_suspended_without_a_word_is_said_to_be_so(world: World) -> None:
     """A suspended job without a message is noticed as suspended."""
-    world.ticks(TICK)
     world.job(**condition("Suspended"))
     world.then(*[None] * 3, world.job, lambda: world.pods(**runs()))
     world.prints(f"{MARK}0")
@@ -491,7 +494,6 @@ def event(message: str) -> Manifest:
 def test_a_job_without_pods_says_what_the_cluster_has_against_them(world: World) -> None:
     """A job without pods is ended as does-not-fit, with the warning event about it."""
     world.api.put({**event("exceeded quota: team"), "involvedObject": {"name": world.run.name}})
-    world.ticks(TICK)
     world.follow(patience=0.1)
     assert world.said == ["MPIJob: FailedCreate: exceeded quota: team"]
     assert world.stop.message.endswith("MPIJob: FailedCreate: exceeded quota: team")
@@ -507,7 +509,6 @@ def test_pods_that_are_refused_after_others_say_what_the_cluster_has_against_the
         world.pod(node, **runs())
     refused = {"name": f"{world.run.name}-{about}", "kind": "Job"}
     world.api.put({**event("violates PodSecurity"), "involvedObject": refused})
-    world.ticks(TICK)
     world.follow(patience=0.1)
     assert world.said == ["MPIJob: FailedCreate: violates PodSecurity"]
     assert world.stop.message.endswith("MPIJob: FailedCreate: violates PodSecurity")
@@ -527,7 +528,6 @@ def test_what_was_refused_is_no_matter_once_all_pods_are_there(world: World) -> 
 def test_a_job_of_which_nothing_comes_may_have_no_operator(world: World, denied: set[str]) -> None:
     """A job without pods and without a warning is noticed to have perhaps no operator."""
     world.api.denied |= denied
-    world.ticks(TICK)
     assert world.follow(patience=0.1).code == 1
     assert world.said == ["MPIJob: no pod yet: is its operator running?"]
 
@@ -854,7 +854,6 @@ def test_why_the_cluster_ended_a_launcher_is_waited_for(
     The launcher's last output comes before the cluster reports the reason.
     """
     world.patience(explaining=100 * TICK)
-    world.ticks(TICK)
     # All of its pods are told to go.
     world.pods(deleted=True, **runs())
     world.prints(f"{MARK}143")
@@ -915,8 +914,7 @@ def test_a_server_that_is_silent_for_a_while_is_waited_for(world: World) -> None
         if next(looks, None) is None:
             world.api.fails = None
             world.prints("two", f"{MARK}0")
-            world.monkeypatch.undo()
-            world.monkeypatch.setattr(cluster_runs, "LOOK", LOOK)
+            world.monkeypatch.delattr(world.api, "_take_step")
 
     world.then(None, silent)
     assert world.follow().code == 0
@@ -955,7 +953,6 @@ def test_silences_do_not_add_up(world: World) -> None:
     """Silences with answers between them do not count together, and the run is followed to its end."""
     # Shorter than all silences together, and longer than any.
     world.patience(silent_for=200 * TICK)
-    world.ticks(TICK)
     world.pods(**waits("ContainerCreating"))
     numbers = iter(range(200))
 
