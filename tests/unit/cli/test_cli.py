@@ -103,7 +103,8 @@ def test_the_version_names_what_labctl_drives(
         program.write_text(f"#!/bin/sh\n{docker}\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(labctl.directory / "bin"))
-    monkeypatch.setattr(requirements, "PATIENCE", 0.3)
+    # Others answer on a busy machine, too.
+    monkeypatch.setattr(requirements, "PATIENCE", 0.3 if "sleep" in docker else 60)
     engine, compose, buildx = found
     lines = (f"labctl {__version__}", f"Docker Engine {engine}", f"Docker Compose {compose}", f"Docker Buildx {buildx}")
     assert labctl("--version") == Completed(0, "\n".join((*lines, "")), "")
