@@ -144,10 +144,9 @@ SUBJECT = Subject(
         Check(
             name="oom",
             reading="OOM kills of the host",
-            # Mostly the program's own fault: it accuses no host.
+            # Mostly the program's own fault, and whose program it was is not counted: it accuses no host and no run.
             judge=rules.remark_grew,
             limit=0,
-            bad_in_run=True,
             steps=("{sudo}dmesg | grep -i 'killed process'", "give the program less to do, or more memory"),
         ),
     ),

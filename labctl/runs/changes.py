@@ -29,8 +29,6 @@ AFTERWARDS = 3.0
 """Seconds that a host may take to be read after a run."""
 CLOCKS = frozenset(("clock", "clock-jump"))
 """Checks of clocks: if most hosts have them, the clock of labctl's machine moved."""
-OOM = "oom"
-"""Check of the kernel's OOM kills."""
 SHOWN = 3
 """Changes that a message names at most."""
 
@@ -133,7 +131,5 @@ def _with_nodes(lab: Lab, verdict: HostHealth, condition: Condition) -> str:
 
 def message(result: Result, found: Sequence[Condition]) -> str:
     """Return the message of a run that failed with what went bad on its nodes while it ran."""
-    # A message on memory has that already.
-    left_out = OOM if result.cause == "out-of-memory" else ""
-    bad = [f"{each.sentence()} during the run" for each in found if each.level == "bad" and each.check != left_out]
+    bad = [f"{each.sentence()} during the run" for each in found if each.level == "bad"]
     return "; ".join((result.message, *bad[:SHOWN]))

@@ -16,7 +16,7 @@ from support.in_memory import InMemory
 from labctl.backends import health as of_backend
 from labctl.cli.output import to_json
 from labctl.errors import ConfigError, Failures, HostError
-from labctl.health import catalogue, rules
+from labctl.health import catalogue, memory, rules
 from labctl.health.model import Answer, Check, Condition, Level, LineCheck, Reading, Snapshot, Subject
 from labctl.jobs.request import RunOptions
 from labctl.model import Event, Result
@@ -376,6 +376,18 @@ def test_a_host_that_got_hot_is_a_change(make: Make) -> None:
     ]
 
 
+def test_a_program_that_was_killed_for_want_of_memory_is_only_a_remark(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run while the host's kernel kills a program, which may be another's: a remark, which the message leaves out."""
+    monkeypatch.setattr(of_backend, "subjects_of", lambda _: (memory.SUBJECT,))
+    before, after = (f"file proc/meminfo\n\tMemTotal: 64 kB\nfile proc/vmstat\n\toom_kill {kills}\n" for kills in (2, 3))
+    backend = make("", accelerator="cpu")
+    backend.answers["gpu-1"] = printed().replace("end\n", f"{before}end\n")
+    found = changes(backend, backend.run(), gpu_1=printed().replace("end\n", f"{after}end\n"))
+    assert found == [("remark", "worker-1: OOM kills of the host +1")]
+
+
 def test_a_host_that_is_lost_hides_no_change_of_another(make: Make) -> None:
     """Run until a host is lost: what changed on the other is told."""
     backend = make("", accelerator="cpu", gpu_1=printed(errors=1))
@@ -502,8 +514,6 @@ def test_a_message_names_what_went_bad_and_no_remark() -> None:
         "rank 1 failed; worker-1 eth0: errors +1 during the run; worker-1 eth0: b0 during the run; "
         "worker-1 eth0: b1 during the run"
     )
-    killed = [replace(change("bad", "OOM kills +1"), check="oom")]
-    assert changed.message(replace(failed, cause="out-of-memory"), killed) == "rank 1 failed"
 
 
 def test_a_result_has_what_changed_and_its_message_too_if_the_run_failed() -> None:
