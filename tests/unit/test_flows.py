@@ -227,22 +227,23 @@ def test_the_lab_of_another_directory_is_refused(
     assert engine.done == []
 
 
-@pytest.mark.parametrize("up", [flows.up, flows.plan_up])
-def test_another_run_that_is_active_is_refused(
-    context: Context, engine: Engine, lab_is_up: Callable[[], None], up: Command
-) -> None:
-    """Run and bring up while a run is active: HostError names it; the plan of a run is shown all the same."""
+def test_another_run_that_is_active_is_refused(context: Context, engine: Engine, lab_is_up: Callable[[], None]) -> None:
+    """Run and bring up while a run is active: HostError names it; the plans of both are shown all the same."""
     lab_is_up()
     (context.directory / "runs/r1").mkdir(parents=True)
     (context.directory / "runs/r1/started").touch()
+    events: list[Event] = []
+    noting = replace(context, emit=events.append)
     with filelock.held(context.directory / filelock.RUNS / "r1.lock", "run r1"):
         engine.answer = active("r1", "worker-1")
         with pytest.raises(HostError, match=r"worker-1: in use by run r1 \(ann@desk, since"):
             flows.run(context, "hello", RunOptions())
         assert flows.plan_run(context, "hello", RunOptions()).plan
         engine.seen = ObservedState()
-        with pytest.raises(HostError, match="cannot change the lab while `run r1`"):
-            up(context)
+        with pytest.raises(HostError, match="cannot change the lab while `run r1`") as refused:
+            flows.up(context)
+        assert any("compose up" in step for step in flows.plan_up(noting).plan)
+    assert refused.value.message in [event.text for event in events if event.kind == "notice"]
 
 
 def test_a_run_waits_for_the_command_that_changes_the_lab(

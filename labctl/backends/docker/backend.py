@@ -216,23 +216,23 @@ class DockerBackend:
         if self._observed is None:
             self._observed, self.cluster = preflight.observe(self.context, self.cluster)
         lab, self.cluster = preview_lab(self.cluster) if preview else load_lab(self.context, self.cluster)
-        plan, failed = self._decide_up(lab, self._observed)
+        plan, failed = self._decide_up(lab, self._observed, preview=preview)
         if preview:
             preflight.warn_excluded_hosts(self.context, failed)
         return UpPlan(plan.steps, lab=lab, failed=failed)
 
-    def _decide_up(self, lab: Lab, observed: ObservedState) -> tuple[Plan, Failures]:
+    def _decide_up(self, lab: Lab, observed: ObservedState, *, preview: bool = False) -> tuple[Plan, Failures]:
         """Return the plan of `up` and hosts to skip. HostError if nodes cannot be created."""
         from labctl.backends.docker.checks import run as checks
         from labctl.backends.docker.deploy import decide
         from labctl.backends.docker.deploy.steps import ApplyProject
 
-        plan, failed = decide.up(self.context, self.cluster, lab, observed)
+        plan, failed = decide.up(self.context, self.cluster, lab, observed, preview=preview)
         if any(isinstance(step, ApplyProject) for step in plan.steps):
             usable = checks.able_to_create(self.context, lab, self.cluster)
             if usable is not self.cluster:
                 self.cluster = usable
-                return decide.up(self.context, usable, lab, observed)
+                return decide.up(self.context, usable, lab, observed, preview=preview)
         return plan, failed
 
     def plan_down(self, *, images: bool = False, state: str = "", preview: bool = False) -> Plan:

@@ -381,7 +381,9 @@ def test_a_program_that_was_killed_for_want_of_memory_is_only_a_remark(
 ) -> None:
     """Run while the host's kernel kills a program, which may be another's: a remark, which the message leaves out."""
     monkeypatch.setattr(of_backend, "subjects_of", lambda _: (memory.SUBJECT,))
-    before, after = (f"file proc/meminfo\n\tMemTotal: 64 kB\nfile proc/vmstat\n\toom_kill {kills}\n" for kills in (2, 3))
+    before, after = (
+        f"file proc/meminfo\n\tMemTotal: 64 kB\nfile proc/vmstat\n\toom_kill {kills}\n" for kills in (2, 3)
+    )
     backend = make("", accelerator="cpu")
     backend.answers["gpu-1"] = printed().replace("end\n", f"{before}end\n")
     found = changes(backend, backend.run(), gpu_1=printed().replace("end\n", f"{after}end\n"))

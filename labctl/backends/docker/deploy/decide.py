@@ -14,10 +14,12 @@ from labctl.errors import Failures
 from labctl.model import HERE, Lab
 
 
-def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) -> tuple[Plan, Failures]:
+def up(
+    context: Context, cluster: Cluster, lab: Lab, observed: ObservedState, *, preview: bool = False
+) -> tuple[Plan, Failures]:
     """Plan `up` of lab directory and hosts; return also hosts to skip. HostError if devices or nodes are in use.
 
-    HostError if another lab holds devices, or if a run would lose its containers.
+    HostError if another lab holds devices, or if a run would lose its containers, which a preview only notes.
     """
     capabilities.require_files(lab)
     leases.require_free(lab)
@@ -36,7 +38,7 @@ def up(context: Context, cluster: Cluster, lab: Lab, observed: ObservedState) ->
         failed=failed,
         applied=applied.file(context.directory, cluster.settings),
     )
-    preflight.require_no_run(context, cluster.engine, observed, steps.steps)
+    preflight.require_no_run(context, cluster.engine, observed, steps.steps, preview=preview)
     return steps, failed
 
 

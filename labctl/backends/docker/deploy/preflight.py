@@ -79,8 +79,10 @@ def note_busy_hosts(context: Context, cluster: Cluster) -> None:
             context.notice(load.busy_text(host, how))
 
 
-def require_no_run(context: Context, engine: Engine, observed: ObservedState, steps: Iterable[Step]) -> None:
-    """Raise HostError if steps that remove or recreate containers touch those of a run under way."""
+def require_no_run(
+    context: Context, engine: Engine, observed: ObservedState, steps: Iterable[Step], *, preview: bool = False
+) -> None:
+    """Raise HostError, or in a preview only note it, if steps remove or recreate containers of a run under way."""
     from labctl.backends.docker.deploy.steps import ApplyProject, RemoveContainers
 
     touched: set[str] = set()
@@ -89,8 +91,14 @@ def require_no_run(context: Context, engine: Engine, observed: ObservedState, st
             touched |= {*step.changed}
         elif isinstance(step, RemoveContainers):
             touched |= {container.node for container in step.containers}
-    if touched:
+    if not touched:
+        return
+    try:
         require_idle(context, engine, observed, touched)
+    except HostError as error:
+        if not preview:
+            raise
+        context.notice(error.message)
 
 
 def require_idle(context: Context, engine: Engine, observed: ObservedState, nodes: Collection[str] = ()) -> None:
