@@ -27,6 +27,7 @@ NOT_TAKEN = r"(?:unrecognized arguments: |not used by the HfArgumentParser: ).*"
 """Pattern of what argparse and transformers say of arguments that a script does not take."""
 NOT_FOUND = r"No such file or directory: '(/(?!workspace/|proc/|sys/)[^']+)"
 LEFT_OUT = r"No such file or directory: '([^']+)'"
+ABOVE = r"No such file or directory: '(\.\./[^']+)"
 NO_MODULE = r"No module named '(\w+)"
 STEPS = (
     (
@@ -114,7 +115,7 @@ def _by_message(message: str, project: Project | None, settings: Mapping[str, st
     """Return advice on a failure by its message; empty if there is none."""
     if advice := _left_out(message, project, settings) or _missing_device(message):
         return advice
-    return _missing_module(message, settings) or _missing_path(message, settings) or _step(message)
+    return _missing_module(message, settings) or _missing_path(message, project, settings) or _step(message)
 
 
 def _near_metric(result: Result) -> str:
@@ -200,27 +201,40 @@ def _missing_module(message: str, settings: Mapping[str, str]) -> str:
     )
 
 
-def _missing_path(message: str, settings: Mapping[str, str]) -> str:
+def _missing_path(message: str, project: Project | None, settings: Mapping[str, str]) -> str:
     """Return advice if the message says a path is missing: its place in a mount, or LAB_MOUNTS with it; else empty."""
-    match = re.search(NOT_FOUND, message)
-    if not match:
+    match, above = re.search(NOT_FOUND, message), _above(message, project)
+    if not (match or above):
         return ""
-    path, mounted = Path(match[1]), settings.get("LAB_MOUNTS", "")
-    if place := _place(path, mounted):
+    path, mounted = Path(match[1]) if match else Path(above), settings.get("LAB_MOUNTS", "")
+    if place := _place(path, mounted, of_ranks=bool(match)):
         return place
     mount = mountable(path)
     value = shlex.quote(f"{mounted} {mount}:{mount}:ro".lstrip())
     absent = "" if path.exists() else f" (this machine has no {path} either)"
-    return f"ranks see what is mounted: LAB_MOUNTS={value} in .env, then `labctl up`{absent}"
+    name = f", and name it {above}" if above else ""
+    return f"ranks see what is mounted: LAB_MOUNTS={value} in .env, then `labctl up`{name}{absent}"
 
 
-def _place(path: Path, mounted: str) -> str:
-    """Return how to name a path that LAB_MOUNTS mounts, or that it is not in its mount; empty if it is in none."""
+def _above(message: str, project: Project | None) -> str:
+    """Return the path on this machine of a missing file that was named relative to the project, above it; or empty."""
+    match = re.search(ABOVE, message)
+    if not (match and project):
+        return ""
+    path = os.path.normpath(project.root / project.start / match[1])
+    return "" if Path(path).is_relative_to(project.root) else path
+
+
+def _place(path: Path, mounted: str, *, of_ranks: bool) -> str:
+    """Return how to name a path that LAB_MOUNTS mounts, or that it is not in its mount; empty if it is in none.
+
+    ``of_ranks``: it is a path as ranks see it, which may also be one of this machine.
+    """
     from labctl.system.mounts import mounted_at
 
     mounts = [tuple(word.split(":")[:2]) for word in mounted.split()]
     for source, target in mounts:
-        if path.is_relative_to(target):
+        if of_ranks and path.is_relative_to(target):
             return f"{target} is {source} of this machine, which has no {path.relative_to(target)}"
     inside = mounted_at(path.resolve(), [(source, target) for source, target in mounts])
     return f"ranks see {path} at {inside}, where LAB_MOUNTS mounts it: name it so" if inside else ""

@@ -21,7 +21,7 @@ from labctl.cli.next_step import next_step
 from labctl.cli.output import Output, fitted, say, say_printed, table, to_json, width_of, write
 from labctl.cli.run import run_text
 from labctl.errors import HostError, OutputClosed, OutputFailed, unwritten
-from labctl.model import CriterionResult, Event, Rank, Result
+from labctl.model import CriterionResult, Event, Project, Rank, Result
 
 ERROR = HostError("no engine", hint="labctl setup", node="worker-1")
 RESULT = Result(
@@ -354,6 +354,28 @@ def test_data_that_is_nowhere_on_this_machine_is_said_to_be_so(tmp_path: Path) -
     folder = tmp_path / "data"
     assert all(f"LAB_MOUNTS={folder}:{folder}:ro in .env" in line for line in lines)
     assert [f"(this machine has no {gone} either)" in line for line in lines] == [False, True]
+
+
+def test_a_file_beside_the_project_is_to_be_mounted_and_named_by_its_path(tmp_path: Path) -> None:
+    """Advise on ../../data/a.npy, named from a folder of the project: LAB_MOUNTS, or how its mount has it."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.npy").touch()
+    error = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
+    project = Project(root=tmp_path / "mine", start="code")
+
+    def advice(name: str, **settings: str) -> str:
+        """Return the next step after this name was not found."""
+        failed = replace(RESULT, verdict="ERROR", cause="rank-crashed", message=error.format(name))
+        return next_step(failed, project, settings)
+
+    folder = tmp_path / "data"
+    assert advice("../../data/a.npy") == (
+        f"ranks see what is mounted: LAB_MOUNTS={folder}:{folder}:ro in .env, then `labctl up`, "
+        f"and name it {folder}/a.npy"
+    )
+    mounted = f"ranks see {folder}/a.npy at {folder}/a.npy, where LAB_MOUNTS mounts it: name it so"
+    assert advice("../../data/a.npy", LAB_MOUNTS=f"{folder}:{folder}:ro") == mounted
+    assert "LAB_MOUNTS" not in advice("../a.npy")
 
 
 def test_advice_on_a_missing_path_or_module_knows_what_the_lab_mounts_and_installs(tmp_path: Path) -> None:
