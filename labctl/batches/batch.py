@@ -25,7 +25,7 @@ from labctl.config import hostfile, inventory
 from labctl.errors import ConfigError, Interrupted, LabError
 from labctl.jobs import job as jobs
 from labctl.jobs.request import RunOptions, bounded, read_text, recorded
-from labctl.model import Cause, Event, Lab, Metric, Result, Workload
+from labctl.model import LAUNCHER, Cause, Event, Lab, Metric, Result, Workload
 from labctl.records import store
 from labctl.records.store import RunSummary
 from labctl.records.verdict import final
@@ -234,7 +234,7 @@ def resumed(directory: Path, batch: Batch, lab: Lab) -> Batch:
 
 def again(job: BatchJob, launched: Mapping[str, str], unjudged: Collection[str]) -> BatchJob:
     """Return a job as --resume takes it: waiting again if interrupted, running if its run exists, else unchanged."""
-    if job.cause == "interrupted":
+    if job.cause in record.UNFINISHED:
         run_id = job.run_id if job.run_id in unjudged else ""
         job = replace(job, state="waiting", run_id=run_id, verdict="", cause=None, message="", began=None, ended=None)
     if job.state == "waiting" and (run_id := job.run_id or launched.get(job.log, "")):
@@ -375,7 +375,7 @@ def run_job(
             write(head)
             if job.run_id:
                 result = judge.attach(quiet, job.run_id)
-                if result.cause != "interrupted":
+                if result.cause not in record.UNFINISHED:
                     return result
                 log.seek(0)
                 log.truncate()
@@ -395,7 +395,8 @@ def run_job(
 
 def refused(lab: str, job: BatchJob, error: LabError) -> Result:
     """Return the ERROR result of a job that could not start or be followed; ``interrupted`` if its run may go on."""
-    cause: Cause = "node-lost" if error.node in job.nodes else "launcher-failed"
+    causes: dict[str | None, Cause] = {LAUNCHER: record.LOST, **dict.fromkeys(job.nodes, "node-lost")}
+    cause = causes.get(error.node, "launcher-failed")
     return Result(
         run_id=job.run_id,
         workload="",
@@ -409,7 +410,7 @@ def refused(lab: str, job: BatchJob, error: LabError) -> Result:
 
 
 def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
-    """Return the job as done, with verdict, metric value and times of its run."""
+    """Return the job as done, with verdict, metric value and times of its run; LOST if it lost the launcher."""
     values = result.metrics.get(metric, {})
     value = values.get(final(values))
     now = time.time()
@@ -418,7 +419,7 @@ def ended(job: BatchJob, metric: str, result: Result) -> BatchJob:
         state="done",
         run_id=result.run_id,
         verdict=result.verdict,
-        cause=result.cause,
+        cause=record.LOST if result.message.startswith(f"{LAUNCHER}: ") else result.cause,
         message=result.message,
         exit_code=result.exit_code,
         value=None if value is None else float(value),

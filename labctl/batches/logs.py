@@ -114,7 +114,7 @@ def of_batch(batch: Batch, directory: str) -> tuple[Measured, ...]:
 def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:
     """Return a job's Measured from its record; unfinished, or without the batch's metric, is a failure cause."""
     cause, message = job.cause or job.verdict.lower(), job.message
-    if job.state != "done" or job.cause == "interrupted":
+    if job.state != "done" or job.cause in record.UNFINISHED:
         cause, message = "not-finished", f"not finished: {job.message or job.state}"
     elif job.verdict == "PASS":
         absent = job.value is None and batch.metric

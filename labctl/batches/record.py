@@ -14,11 +14,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, HostError
+from labctl.model import Cause
 from labctl.system import files
 from labctl.system.decode import decode
 
 RECORD = "batch.jsonl"
+LOST: Cause = "lab-lost"
+"""Cause of a job whose lab lost its launcher."""
+UNFINISHED: tuple[Cause, ...] = ("interrupted", LOST)
+"""Causes of jobs that tell nothing about their nodes, and that ``--resume`` runs."""
 
 
 class BatchJob(Struct, frozen=True, kw_only=True):
@@ -71,8 +76,13 @@ class Batch(Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Tell if all jobs are done, failed ones too, and none was interrupted: ``--resume`` would run nothing."""
-        return all(job.state == "done" and job.cause != "interrupted" for job in self.jobs)
+        """Tell if all jobs are done, failed ones too, and none is unfinished: ``--resume`` would run nothing."""
+        return all(job.state == "done" and job.cause not in UNFINISHED for job in self.jobs)
+
+    def require_launcher_kept(self) -> None:
+        """Raise HostError if the lab lost its launcher under a job."""
+        if lost := next((job for job in self.jobs if job.cause == LOST), None):
+            raise HostError(lost.message, hint="`labctl up` starts the launcher again; then re-run the command")
 
 
 def load(directory: Path) -> Batch | None:

@@ -234,7 +234,11 @@ def search(
 
 
 def outcomes(groups: tuple[Group, ...], done: Rounded) -> dict[Group, Outcome]:
-    """Map each group to its run's value per node, or why it failed, with the load of its busiest host."""
+    """Map each group to its run's value per node, or why it failed, with the load of its busiest host.
+
+    HostError if the lab lost its launcher.
+    """
+    done.batch.require_launcher_kept()
     jobs = {frozenset(ended.nodes): ended for ended in done.batch.jobs}
     by_group = {}
     for group in groups:

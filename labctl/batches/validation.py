@@ -174,7 +174,10 @@ class Subject(Struct, frozen=True, kw_only=True):
             return ()
 
     def run(self, check: Check, groups: tuple[Group, ...], record: str, slots: Mapping[str, int]) -> list[JobOutcome]:
-        """Run a check's workload on groups of nodes as a batch; write its record; return an outcome per group."""
+        """Run a check's workload on groups of nodes as a batch; write its record; return an outcome per group.
+
+        HostError if the lab loses its launcher.
+        """
         hostfiles = self.directory / record / "hostfiles"
         sets.write(hostfiles, sets.texts(groups, slots))
         context, workload = self.context, self._workload(check)
@@ -189,6 +192,7 @@ class Subject(Struct, frozen=True, kw_only=True):
                 lambda _: None,
                 out=self.directory / record,
             )
+        report.batch.require_launcher_kept()
         results = {job.run_id: store.read_result(context.directory, job.run_id) for job in report.batch.jobs}
         outcomes = []
         for job in report.batch.jobs:

@@ -18,7 +18,7 @@ from support.in_memory import InMemory
 
 from labctl.backends import Backend
 from labctl.batches import batch as batches
-from labctl.batches import record
+from labctl.batches import evaluate, logs, record
 from labctl.batches.record import Batch, BatchJob
 from labctl.errors import ConfigError, HostError, Interrupted, LabError
 from labctl.jobs.request import RunOptions
@@ -634,7 +634,8 @@ def test_a_run_that_is_refused_by_its_size_is_the_jobs_result(runs: Runs, job: B
     ("error", "cause", "code"),
     [
         (HostError("worker-1 is unhealthy: gone", node="worker-1"), "node-lost", 3),
-        (HostError("lab demo is not up"), "launcher-failed", 3),
+        (HostError("lab demo is not up: launcher: exited", node="launcher"), "lab-lost", 3),
+        (HostError("cannot write the record"), "launcher-failed", 3),
         (ConfigError("no such script"), "launcher-failed", 2),
         (Interrupted("the batch was stopped before this job started"), "interrupted", 130),
     ],
@@ -647,6 +648,20 @@ def test_what_keeps_a_job_from_running_is_its_result_and_in_its_log(
     result = runs.run(job)
     assert (result.verdict, result.cause, result.message, result.exit_code) == ("ERROR", cause, error.message, code)
     assert runs.log(job) == f"{HEAD}labctl: {error.message}\n"
+
+
+def test_the_loss_of_the_launcher_is_no_nodes_and_its_job_runs_again(lab: Lab, tmp_path: Path) -> None:
+    """End a job by the launcher's death: eval judges no node by it, and --resume runs it; a worker's death counts."""
+    batch = planned(lab, hostfiles(tmp_path / "set", "0"))
+    (job,) = batch.jobs
+    died = passed(job, verdict="ERROR", cause="node-lost", message="launcher: container died with exit code 137")
+    lost = batches.ended(job, "", died)
+    assert not replace(batch, jobs=(lost,)).complete
+    assert evaluate.judge(logs.of_batch(replace(batch, jobs=(lost,)), ""), evaluate.Limits()).nodes == ()
+    assert batches.again(lost, {}, ()).state == "waiting"
+    of_worker = batches.ended(job, "", replace(died, message="worker-0 (rank 0): container died with exit code 137"))
+    (node,) = evaluate.judge(logs.of_batch(replace(batch, jobs=(of_worker,)), ""), evaluate.Limits()).nodes
+    assert (node.node, node.status) == ("worker-0", "FAIL")
 
 
 def test_a_log_that_cannot_be_written_is_named(runs: Runs, job: BatchJob) -> None:

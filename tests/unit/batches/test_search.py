@@ -16,6 +16,7 @@ from labctl.batches.record import Batch, BatchJob
 from labctl.batches.search import Rounded
 from labctl.config import hostfile
 from labctl.config.context import Context
+from labctl.errors import HostError
 from labctl.model import Lab, Metric
 
 Speed = Callable[[tuple[str, ...]], float | None]
@@ -96,6 +97,14 @@ def test_a_failing_node_is_found_with_its_cause(tmp_path: Path) -> None:
     (bad,) = diagnosis.bad
     assert (bad.node, bad.kind) == ("worker-0", "failing")
     assert {run.why for run in bad.runs} == {"rank-crashed"}
+
+
+def test_a_search_ends_with_the_launcher() -> None:
+    """Take the outcomes of a round that lost the launcher: HostError says so, as no node is to blame."""
+    lost = replace(job("a", ("x",), None), verdict="ERROR", cause="lab-lost", message="launcher: container died")
+    batch = Batch(workload="hello", lab="demo", timeout=1, began=0, jobs=(lost,))
+    with pytest.raises(HostError, match="launcher: container died"):
+        search.outcomes((("x",),), Rounded(batch, {}))
 
 
 def test_the_value_of_a_run_that_only_missed_its_criteria_counts() -> None:
