@@ -264,21 +264,29 @@ def down(context: Context, *, images: bool = False, ask: Ask | None = None) -> P
 
 def plan_down(context: Context, *, images: bool = False) -> PlanPreview:
     """Return the plan of `down`, and warn of running runs, without changing anything."""
-    from labctl.backends.plan import preview
     from labctl.runs import labs
 
     with to_remove(context, images=images) as backend:
-        plan = backend.plan_down(images=images, preview=True)
-        labs.warn_of_runs(backend)
-        return preview(backend.settings.text("LAB_NAME"), plan)
+        return labs.preview_down(backend, images=images)
 
 
-def clean(context: Context) -> PlanPreview:
-    """End the lab's runs, remove containers, network, keys and rendered files; keep run records; return the plan."""
+def clean(context: Context, *, ask: Ask | None = None) -> PlanPreview:
+    """End the lab's runs, remove containers, network, keys and rendered files; keep run records; return the plan.
+
+    ``ask`` confirms that runs under way are ended.
+    """
     from labctl.runs import labs
 
     with docker(context, "clean", named_settings(context), drained=True) as backend:
-        return labs.take_down(backend, "labctl clean", state=".lab")
+        return labs.take_down(backend, "labctl clean", state=labs.STATE, ask=ask)
+
+
+def plan_clean(context: Context) -> PlanPreview:
+    """Return the plan of `clean`, and warn of running runs, without changing anything."""
+    from labctl.runs import labs
+
+    with docker(context, "clean", named_settings(context), drained=True) as backend:
+        return labs.preview_down(backend, state=labs.STATE)
 
 
 # --- runs ----------------------------------------------------------------------------------------------------

@@ -284,6 +284,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "clean": (
         ("labctl clean", "Remove the lab with its keys and rendered files; runs are kept"),
         ("labctl clean -C mylab", "Remove the lab of another directory"),
+        ("labctl clean --dry-run", "Print what would be removed"),
     ),
 }
 """Examples by the command's name, as it is typed."""

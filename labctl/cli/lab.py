@@ -157,12 +157,19 @@ def down_command(
         output.answer(answer, f"lab {answer.lab} is down")
 
 
-def clean_command(directory: Directory = HERE, setting: Setting = None, json: Json = False) -> None:
-    """`labctl clean`: remove the lab with keys and rendered files, but not its runs."""
+def clean_command(
+    directory: Directory = HERE, setting: Setting = None, dry_run: DryRun = False, json: Json = False
+) -> None:
+    """`labctl clean`: remove the lab with keys and rendered files, but not its runs, or print the plan."""
     with answering(as_json=json, stopped="re-run to finish") as output:
+        lab = context(directory, output, setting)
         output.begin("looking for runs, containers and networks of the lab")
-        answer = flows.clean(context(directory, output, setting))
-        output.answer(answer, f"lab {answer.lab} is down; its keys and rendered files were removed, runs/ is kept")
+        if dry_run:
+            answer_plan(output, flows.plan_clean(lab))
+            return
+        answer = flows.clean(lab, ask=confirmation(json))
+        text = f"lab {answer.lab} is down; its keys and rendered files were removed, runs/ is kept"
+        output.answer(answer, f"{text}\nimages are kept: `docker image ls 'labctl/*'` lists them")
 
 
 def answer_status(output: Output, status: LabStatus, *, verbose: bool = False) -> None:

@@ -23,6 +23,8 @@ from labctl.runs import judge, top
 from labctl.system import filelock
 from labctl.system.decode import decode
 
+STATE = ".lab"
+"""Keys and rendered files, relative to the lab directory."""
 LISTED = 20
 """Runs that `status` lists."""
 
@@ -118,6 +120,13 @@ def take_down(
                 raise HostError("aborted: the lab stays as it is", hint="labctl runs")
             judge.end_all(backend)
         backend.carry_out(plan)
+    return preview(backend.settings.text("LAB_NAME"), plan)
+
+
+def preview_down(backend: Backend, *, images: bool = False, state: str = "") -> PlanPreview:
+    """Return the plan of removing the lab, and warn of running runs; change nothing."""
+    plan = backend.plan_down(images=images, state=state, preview=True)
+    warn_of_runs(backend)
     return preview(backend.settings.text("LAB_NAME"), plan)
 
 

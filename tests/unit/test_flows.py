@@ -419,7 +419,9 @@ def test_down_and_clean_do_what_they_say(context: Context, engine: Engine, lab_i
     planned = to_json(flows.plan_down(context))["plan"]
     assert engine.observations == 1
     assert to_json(flows.down(context))["plan"] == planned
-    assert to_json(flows.clean(context))["plan"] == ["#1 remove .lab  [labctl clean]"]
+    for clean in (flows.plan_clean, flows.clean):
+        assert (context.directory / ".lab").exists()
+        assert to_json(clean(context))["plan"] == ["#1 remove .lab  [labctl clean]"]
     assert not (context.directory / ".lab").exists()
 
 
