@@ -660,6 +660,16 @@ def test_whether_the_hub_is_reached_is_decided_once_for_a_node(ranks: Ranks) -> 
     assert "HF_HUB_OFFLINE=1" not in ranks.recorded("env")
 
 
+@pytest.mark.parametrize(("free", "warned"), [(5000, True), (60000, False)])
+def test_a_rank_tells_that_the_shared_memory_of_its_node_is_nearly_full(ranks: Ranks, free: int, warned: bool) -> None:
+    """Begin with 5 of 64 MB free in /dev/shm: a remark before the script; none with 60."""
+    df = ranks.root / "bin/df"
+    df.write_text(f"#!/bin/sh\necho Filesystem 1024-blocks Used Available\necho shm 65536 0 {free} 1% /dev/shm\n")
+    df.chmod(0o755)
+    remark = "labctl: worker-1 has 4 of 64 MiB free in /dev/shm; ranks die of SIGBUS when it is full"
+    assert (remark in ranks.run()[1]) == warned
+
+
 @pytest.mark.parametrize(("name", "missed"), [("train.py", True), ("workloads/opt/model.py", False)])
 def test_code_that_decides_by_itself_decides_for_its_own_folder(ranks: Ranks, name: str, missed: bool) -> None:
     """Set HF_HUB_OFFLINE in one folder's code: the check is left out for that folder only."""

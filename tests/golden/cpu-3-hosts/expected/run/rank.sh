@@ -81,6 +81,10 @@ if [[ $prepared != 20260102-150405-ask-3fa2 ]]; then
     find ~/.cache/torch_extensions -name lock -delete 2> /dev/null
     hub=reached
     ! hub_is_missed || hub=missed
+    # What an earlier program has left there.
+    read -r _ size _ free _ < <(df -Pk /dev/shm 2> /dev/null | tail -n 1)
+    ((${free:-0} * 10 >= ${size:-0})) || echo "labctl: $node has $((free / 1024)) of $((size / 1024)) MiB free in /dev/shm;" \
+        "ranks die of SIGBUS when it is full, and \`labctl doctor\` has the command that empties it"
     echo 20260102-150405-ask-3fa2 $hub > ~/.cache/labctl-prepare
 fi
 exec {lock}>&-
