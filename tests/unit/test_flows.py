@@ -321,6 +321,18 @@ def test_a_run_with_other_settings_than_the_labs_says_the_up_that_makes_them_so(
     assert (flows.status(context).out_of_date, flows.status(context).hint) == ("", "")
 
 
+def test_a_directory_that_the_launcher_mounts_and_is_gone_makes_the_lab_out_of_date(
+    context: Context, engine: Engine, lab_is_up: Callable[[], None]
+) -> None:
+    """Remove a directory that the launcher mounts: the status names it, as `run` does."""
+    lab_is_up()
+    gone = str(context.directory / "gone")
+    mounting = (replace(each, mounts=((gone, "/data"),)) for each in engine.seen.containers)
+    engine.seen = replace(engine.seen, containers=tuple(mounting))
+    status = flows.status(context)
+    assert (status.out_of_date, status.hint) == (f"{gone} changed: moved, removed or recreated", "labctl up")
+
+
 def test_a_lab_whose_up_failed_is_still_out_of_date(
     context: Context, engine: Engine, lab_is_up: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,13 +139,14 @@ class DockerBackend:
 
     def status(self) -> LabStatus:
         """Return the state of the containers; hosts that do not answer are named in it."""
-        from labctl.backends.docker.deploy import applied, readiness
+        from labctl.backends.docker.deploy import applied, drift, readiness
         from labctl.backends.docker.lab.status import status_of
 
         changed = applied.changed(self.context.directory, self.settings)
         observed = self._observed or self._observe(image=bool(changed))
         status = status_of(self.context, self.cluster, observed, self._reached)
-        out_of_date = self._out_of_date(observed, changed) if changed and status.nodes else ""
+        is_doubtful = status.nodes and (changed or drift.may_be_replaced(observed.container(LAUNCHER)))
+        out_of_date = self._out_of_date(observed, changed) if is_doubtful else ""
         hint = readiness.up_command(self.context.flags) if out_of_date or status.state in ("down", "partial") else ""
         return replace(status, out_of_date=out_of_date, hint=hint)
 
@@ -158,8 +159,8 @@ class DockerBackend:
         return self.cluster.engine.observe(self.settings.text("LAB_NAME"), name)
 
     def _out_of_date(self, observed: ObservedState, changed: tuple[str, ...]) -> str:
-        """Return why `up` would change containers for settings that changed since; empty if it would not."""
-        from labctl.backends.docker.deploy import readiness
+        """Return why `up` would change containers: settings, or a directory of the launcher; empty if it would not."""
+        from labctl.backends.docker.deploy import drift, readiness
         from labctl.backends.docker.lab.status import own_containers
         from labctl.backends.owner import owner
 
@@ -168,7 +169,11 @@ class DockerBackend:
         # A lab that cannot be made from the present settings has no reason to name.
         with suppress(LabError):
             lab, _ = load_lab(quiet, self.cluster, ask=False)
-            return readiness.out_of_date(lab, own_containers(quiet, observed, owner()), changed)
+            own = own_containers(quiet, observed, owner())
+            if why := readiness.out_of_date(lab, own, changed) if changed else "":
+                return why
+            replaced = drift.replaced(lab, self.cluster.engine, filter(None, (own.container(LAUNCHER),)))
+            return replaced.get(LAUNCHER, "")
         return ""
 
     def unusable(self, slots: int = 0) -> Mapping[str, str]:  # noqa: ARG002

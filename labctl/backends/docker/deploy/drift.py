@@ -89,23 +89,34 @@ def replaced(lab: Lab, engine: Engine, containers: Iterable[Container]) -> dict[
 
 def replaced_source(lab: Lab, engine: Engine, container: Container) -> str:
     """Return the first path that a container mounts, and that is gone or another directory now; empty if none."""
-    if gone := next((source for source, _ in container.mounts if not Path(source).exists()), ""):
+    sources = touched(container)
+    if gone := next((source for source in sources.values() if not Path(source).exists()), ""):
         return gone
-    touched = {target: source for source, target in container.mounts if changed_since(source, container.created)}
-    if not touched:
+    if not sources:
         return ""
-    look = ("stat", "-c", "%i %n", *touched)
+    look = ("stat", "-c", "%i %n", *sources)
     printed = engine.exec(container.name, look, user=agent.user(lab, container.node)).out
     lines = (line.partition(" ") for line in printed.splitlines())
     seen = {target: int(inode) for inode, _, target in lines}
-    others = (touched[target] for target, inode in seen.items() if inode != Path(touched[target]).stat().st_ino)
+    others = (sources[target] for target, inode in seen.items() if inode != Path(sources[target]).stat().st_ino)
     return next(others, "")
 
 
+def may_be_replaced(container: Container | None) -> bool:
+    """Tell if a running container of this machine mounts what may have been replaced, without asking its engine."""
+    runs_here = container is not None and container.host == HERE and container.state == "running"
+    return container is not None and runs_here and bool(touched(container))
+
+
+def touched(container: Container) -> dict[str, str]:
+    """Return the sources, by target, of a container of this machine that may have been replaced since it started."""
+    return {target: source for source, target in container.mounts if changed_since(source, container.created)}
+
+
 def changed_since(source: str, when: float) -> bool:
-    """Tell if a path is a directory whose entries or name changed since, as those of a new one did."""
+    """Tell if a path is gone, or a directory whose entries or name changed since, as those of a new one did."""
     path = Path(source)
-    return path.is_dir() and path.stat().st_ctime >= when
+    return not path.exists() or (path.is_dir() and path.stat().st_ctime >= when)
 
 
 def has_any(node: str, changed: tuple[File, ...]) -> bool:

@@ -178,7 +178,9 @@ def test_a_container_whose_directory_was_replaced(tmp_path: Path) -> None:
     mounts = tuple((str(source), f"/workspace/{name}") for name, source in sources.items())
     container = builders.container("worker-0", mounts=mounts, created=sources["runs"].stat().st_ctime - 1)
     assert drift.replaced(lab, cast(Engine, engine), (container,)) == {}
+    assert not drift.may_be_replaced(replace(container, created=container.created + 100))
     sources["runs"].rename(tmp_path / "moved")
+    assert drift.may_be_replaced(container)
     why = f"{sources['runs']} changed: moved, removed or recreated"
     assert drift.replaced(lab, cast(Engine, engine), (container,)) == {"worker-0": why}
     sources["runs"].mkdir()
