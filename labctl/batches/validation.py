@@ -53,9 +53,7 @@ def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: b
     context = operator.with_hosts(context)
     settings, words_of_operator = context.settings(), operator.read(context)
     backends.require(settings, "validate")
-    usual = profiles.OF_CLUSTER if brings_nodes(settings) else profiles.USUAL
-    named = name or profiles.configured(words_of_operator.test_configuration, context.warn, usual)
-    profile = profiles.read(profiles.find(named))
+    profile = profiles.read(profile_file(context, name))
     if not compare and not any(check.limits for check in profile.checks):
         raise ConfigError(f"profile {profile.name} has no figure to record", hint="labctl baseline --profile full")
     for check in profile.checks:
@@ -75,6 +73,13 @@ def run(context: Context, name: str, *, keep: bool, out: Path | None, compare: b
     )
     runs = os.path.relpath(context.directory / RUNS, directory)
     return baseline.write(directory, replace(validation, runs=runs))
+
+
+def profile_file(context: Context, name: str) -> Path:
+    """Return the file of a profile by name or path; without, by TEST_CONFIGURATION of environment or hosts' file."""
+    usual = profiles.OF_CLUSTER if brings_nodes(context.settings()) else profiles.USUAL
+    configured = operator.read(context).test_configuration
+    return profiles.find(name or profiles.configured(configured, context.warn, usual))
 
 
 def _baseline(context: Context, profile: Profile) -> Baseline | None:

@@ -56,12 +56,9 @@ def validate_command(
     with answering(as_json=json) as output:
         lab = context(directory, output, setting)
         if print_profile:
-            from labctl.batches import profile as profiles
+            from labctl.batches import validation
 
-            configured = lab.environ.get("TEST_CONFIGURATION", "")
-            say(
-                profiles.find(profile or profiles.configured(configured, lab.warn)).read_text(encoding="utf-8").rstrip()
-            )
+            say(validation.profile_file(lab, profile).read_text(encoding="utf-8").rstrip())
             return
         output.begin("looking at hosts, devices and containers")
         report = flows.validate(lab, profile, keep=keep, out=out)
