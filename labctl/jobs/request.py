@@ -79,6 +79,13 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 OWN = ("detach", "wait", "resume", "retries", "retried", "batch")
 
 
+class RecordedRequest(Struct, frozen=True):
+    """Workload, empty for a program, and options of a run, as ``recorded`` returns them."""
+
+    workload: str
+    options: RunOptions
+
+
 def recorded(workload: Workload, options: RunOptions) -> dict[str, Any]:
     """Return workload (empty for a program), non-empty options that `--resume` uses again, and any batch, as JSON."""
     asked = msgspec.to_builtins(options, enc_hook=lambda path: str(path.absolute()))
@@ -96,16 +103,18 @@ def resumed(directory: Path, name: str, options: RunOptions) -> tuple[str, RunOp
     if store.state(directory, run_id) == "running":
         raise ConfigError(f"run {run_id} is still running", hint=f"labctl attach {run_id}, or labctl stop {run_id}")
     run = store.job(store.directory(directory, run_id))
-    if run.request is None:
+    try:
+        before = convert(run.request, RecordedRequest)
+    except ValueError as error:
         hint = f"labctl run {run.workload}, with the options that it had"
         raise ConfigError(
-            f"run {run_id} has no record of its options: it was stopped early, or recorded by an earlier labctl",
+            f"run {run_id} has no record of its options: it was stopped early, an earlier labctl recorded it,"
+            " or its job.json is damaged",
             hint=hint,
-        )
+        ) from error
     if name and name != run.workload:
         raise ConfigError(f"run {run_id} ran `{run.workload}`, not `{name}`", hint="leave out the workload")
-    before = convert(run.request["options"], RunOptions)
-    return run.request["workload"], replace(over(before, options), resume=run_id)
+    return before.workload, replace(over(before.options, options), resume=run_id)
 
 
 def over(before: RunOptions, now: RunOptions) -> RunOptions:

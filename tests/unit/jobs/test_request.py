@@ -146,9 +146,12 @@ def test_a_run_that_is_under_way_is_refused(tmp_path: Path) -> None:
         assert refused(tmp_path, "r1").message == "run r1 is still running"
 
 
-def test_a_record_of_an_earlier_labctl_is_refused(tmp_path: Path) -> None:
-    """Resume a record without its options: ConfigError."""
-    ran(tmp_path, "r1", request.RunOptions(), request=None)
+@pytest.mark.parametrize(
+    "recorded", [None, {}, {"workload": "hello", "options": {"timeout": "x"}}, {"workload": 3, "options": {}}]
+)
+def test_a_record_without_its_options_is_refused(tmp_path: Path, recorded: Any) -> None:
+    """Resume a record of an earlier labctl, without its options, and with others: ConfigError."""
+    ran(tmp_path, "r1", request.RunOptions(), request=recorded)
     assert "has no record of its options" in refused(tmp_path, "r1").message
 
 
