@@ -52,7 +52,7 @@ def status(backend: Backend) -> LabStatus:
     runs, now = judge.states(backend, LISTED), backend.status()
     ages = health.ages(backend.context.directory, {node.name: node.host for node in now.nodes}, time.time())
     latest = _latest(runs)
-    nodes = (replace(node, fitness=ages.get(node.name, ""), run=latest.get(node.name, "")) for node in now.nodes)
+    nodes = (replace(node, fitness=ages.get(node.name, ""), run=latest.get(node.name, node.run)) for node in now.nodes)
     states = (RunState(run.run_id, run.state, run.short_id, run.nodes) for run in runs)
     return replace(now, nodes=tuple(nodes), runs=tuple(states))
 
@@ -75,7 +75,9 @@ def look(backend: Backend) -> LabNow:
     for state in now.runs:
         if state.state == "running" and store.is_run(backend.context.directory, state.run_id):
             run = backend.recorded(state.run_id)
-            samples |= {node: parse(node, table) for node, table in top.tables_of(backend, run).items()}
+            tables = top.tables_of(backend, run)
+            names = {run.short(node.name): node.name for node in now.nodes if node.run == run.run_id}
+            samples |= {names[node]: parse(names[node], table) for node, table in tables.items() if node in names}
             if hang := _hang(backend, run):
                 hangs[state.run_id] = hang
     return LabNow(status=now, samples=samples, hangs=hangs)

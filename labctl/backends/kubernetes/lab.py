@@ -337,6 +337,7 @@ def status(lab: ClusterLab) -> LabStatus:
     """Return the lab's state and a status per pod with its reason; ``down`` without pods."""
     containers = [pod for pod in lab.engine.observe(lab.name).containers if pod.state != "removing"]
     several = len({pod.fingerprint for pod in containers}) > 1
+    runs = {render.label(run_id): run_id for run_id in store.unjudged(lab.directory)}
     nodes = tuple(
         NodeStatus(
             name=pod.name if several else pod.node,
@@ -345,6 +346,7 @@ def status(lab: ClusterLab) -> LabStatus:
             state=pod.state,
             health=pod.health,
             reason=pod.reason,
+            run=runs.get(pod.fingerprint, "") if pod.role == "worker" else "",
         )
         for pod in containers
     )

@@ -46,7 +46,7 @@ def looked(of: Lab, monkeypatch: pytest.MonkeyPatch, hang: str | None) -> labs.L
             yield from ("seconds (s),CPU (cores)", "1,0.5")
 
     nodes = tuple(
-        NodeStatus(name=f"worker-{number}", role="worker", host="local", state="running") for number in (0, 1)
+        NodeStatus(name=f"worker-{number}", role="worker", host="local", state="running", run=RUN) for number in (0, 1)
     )
     status = LabStatus(lab="demo", state="up", nodes=nodes, unreachable=(), runs=(RunState(RUN, "running"),))
     monkeypatch.setattr(labs, "status", lambda _: status)

@@ -28,6 +28,7 @@ from labctl.errors import ConfigError, HostError
 from labctl.jobs.request import RunOptions
 from labctl.model import Event
 from labctl.runs import judge
+from labctl.ui.tiles import Known, tiles
 
 NODES = ("n0", "n1", "n2", "n3")
 RESUMES = """\
@@ -91,10 +92,11 @@ class FourNodes(ClusterInMemory):
 
     def _programs(self, pod: str, argv: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
         """End the launcher with 143 at TERM if a worker is lost; answer tar with a checkpoint, others as usual."""
-        if "kill -TERM" in argv[2] and self.loses_workers:
+        command = " ".join(argv)
+        if "kill -TERM" in command and self.loses_workers:
             self.loses_workers -= 1
             self.prints(pod, f"{MARK}143")
-        if "tar -C" in argv[2]:
+        if "tar -C" in command:
             return serving((entry("checkpoints/step-3/weights"), b"w"))(pod, argv)
         return self._run(pod, argv)
 
@@ -445,3 +447,13 @@ def test_what_has_changed_since_a_freeze_is_named(context: Context, api: FourNod
     drift = {(fact.where, fact.what): (fact.was, fact.now) for fact in flows.verify(context, lock).drift}
     assert drift["n1", "kernelVersion"] == ("6.1", "6.6")
     assert ("lab", "files workloads/hello/hello.py") in drift
+
+
+# --- pages ---------------------------------------------------------------------------------------------------
+
+
+def test_the_tiles_of_two_runs_at_once_have_their_own_run_and_samples(context: Context) -> None:
+    """The pods of both have the same short names; each worker's tile has its run and what it uses."""
+    first, second = (flows.launch(context, "stubborn", RunOptions()).run_id for _ in range(2))
+    shown = {(tile.run, tile.values) for tile in tiles(flows.look(context), Known()) if tile.role == "worker"}
+    assert shown == {(first, ("CPU 1.5 cores",)), (second, ("CPU 1.5 cores",))}
