@@ -53,4 +53,4 @@ class LabStatus(Struct, frozen=True, kw_only=True):
     out_of_date: str = ""
     """Reason why `up` would change its nodes, as far as settings changed; empty if none did."""
     hint: str = ""
-    """Command that brings it up; empty if it is up."""
+    """Command that brings it up, such as a run of a lab in a cluster; empty if it is up."""

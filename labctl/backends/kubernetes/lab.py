@@ -334,7 +334,7 @@ def _active(lab: ClusterLab, run_id: str, jobs_by_name: Mapping[str, Manifest]) 
 
 
 def status(lab: ClusterLab) -> LabStatus:
-    """Return the lab's state and a status per pod with its reason; ``down`` without pods."""
+    """Return the lab's state and a status per pod with its run and reason; ``down`` without pods."""
     containers = [pod for pod in lab.engine.observe(lab.name).containers if pod.state != "removing"]
     several = len({pod.fingerprint for pod in containers}) > 1
     runs = {render.label(run_id): run_id for run_id in store.unjudged(lab.directory)}
@@ -356,6 +356,7 @@ def status(lab: ClusterLab) -> LabStatus:
         state=state if nodes else "down",
         nodes=nodes,
         unreachable=(),
+        hint="" if nodes else "labctl run opt-tiny",
     )
 
 

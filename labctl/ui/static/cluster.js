@@ -5,6 +5,7 @@
   const TILE = "tile "; // Prefix of the names of tiles among the parts of the page.
   const EXAMINATIONS = ["doctor", "health"];
   const STATES = { up: "good", partial: "unsure", down: "not-reached", unknown: "unsure" };
+  const HAS_HEALTH = Boolean(document.querySelector('[data-examine="health"]')); // Health of hosts is known.
   const FEW = 3; // Remarks of a tile that are shown at once.
   const parts = {}; // Last value of each part of the page.
   const tiles = new Map(); // Element of each node's tile.
@@ -34,7 +35,7 @@
       tile.hardware && labelled("hardware", tile.hardware),
       tile.devices.length && element("ul", { class: "devices" }, ...tile.devices.map(newDevice)),
       newValues(tile),
-      labelled("health", ...healthContent(tile)),
+      HAS_HEALTH && labelled("health", ...healthContent(tile)),
       newRemarks(tile.remarks),
     ];
   }

@@ -73,7 +73,7 @@
   /* Return the user's labs on this machine, each with the command that opens its pages. */
   function labs({ labs: all, why }) {
     if (why) return [dim(why)];
-    if (!all.length) return [dim("You have no labs on this machine.")];
+    if (!all.length) return [dim("You have no labs on Docker on this machine.")];
     const rows = all.map((each) => [each.here ? `${each.name} (this lab)` : each.name, each.directory, status(each.state),
       each.nodes, each.command && !each.here ? command(each.command) : ""]);
     return [table("Labs", ["Lab", "Directory", "State", "Nodes", "Open its pages"], rows)];

@@ -245,6 +245,8 @@ def test_a_lab_in_a_cluster_has_no_health_and_says_what_to_type(site: Site) -> N
     (site.directory / ".env").write_text("LAB_NAME=demo\nLAB_ENGINE=kubernetes\n")
     assert "kubectl describe node" in refusal(site.context)
     text = asked(site, "/cluster")[2]
+    assert "kubectl describe node" in text
+    assert "run on the hosts" not in text
     assert 'data-examine="doctor"' in text
     assert 'data-examine="health"' not in text
     assert asked(site, "/cluster/health", "POST")[0] != 202

@@ -68,8 +68,8 @@ def test_who_may_list_one_kind_of_job_needs_no_rights_to_the_other(there: Cluste
 
 
 def test_a_lab_without_pods_is_down(there: ClusterLab) -> None:
-    """status() of a lab without pods is `down`."""
-    assert labs.status(there).state == "down"
+    """status() of a lab without pods is `down`, and says what starts some."""
+    assert (labs.status(there).state, labs.status(there).hint) == ("down", "labctl run opt-tiny")
 
 
 def test_a_lab_says_what_keeps_its_pods_from_running(there: ClusterLab) -> None:
@@ -85,7 +85,7 @@ def test_a_lab_says_what_keeps_its_pods_from_running(there: ClusterLab) -> None:
         ("worker-1", "created", "0/1 nodes are available"),
     ]
     put(there, pod_of(run, "worker-1", **runs()))
-    assert labs.status(there).state == "up"
+    assert (labs.status(there).state, labs.status(there).hint) == ("up", "")
 
 
 def test_the_pods_of_two_runs_are_told_apart(there: ClusterLab) -> None:
