@@ -173,6 +173,13 @@ def test_the_filter_takes_comparisons_in_several_forms(
     lists(page, *(list(EARLIER)[place] for place in places))
 
 
+def test_a_loss_that_became_infinite_is_above_every_bound(served: Served, open_page: Open) -> None:
+    page = open_page(served.root + "/").page
+    holds = "query => labctl.filter.matches({loss: 'inf', text: ''}, labctl.filter.parse(query), {})"
+    queries = {"loss>5": True, "loss<5": False, "-loss>5": False, "loss=inf": True, "loss=nan": False}
+    assert {query: page.evaluate(holds, query) for query in queries} == queries
+
+
 def test_the_filter_says_what_it_does_not_know(served: Served, open_page: Open) -> None:
     page = open_page(served.root + "/").page
     page.get_by_role("link", name=re.compile("cccccc")).wait_for()

@@ -82,10 +82,11 @@
     return /^["']/.test(text) ? text.replaceAll(text[0], "") : text;
   }
 
-  /* Return a value as a number; undefined if it is none. */
+  /* Return a value as a number, also "inf", as results have it; undefined if it is none. */
   function asNumber(value) {
-    const number = String(value).trim() === "" ? NaN : Number(value);
-    return Number.isFinite(number) ? number : undefined;
+    const text = String(value).trim().replace(/^([+-]?)inf$/i, "$1Infinity");
+    const number = text === "" ? NaN : Number(text);
+    return Number.isNaN(number) ? undefined : number;
   }
 
   /* Return true if one of a run's values holds, or none if the comparison is negated. */
