@@ -341,10 +341,13 @@ def look(backend: Backend, run_id: str) -> Hang:
 
 
 def _running(backend: Backend, run_id: str) -> Run:
-    """Return a recorded run that has no result, orphaned ones closed first. HostError if it has one."""
+    """Return a recorded run that has no result, orphaned ones closed first. HostError if it has one, even a broken."""
     _require_supervised(backend, run_id)
-    if result := store.read_result(backend.context.directory, run_id):
-        raise HostError(f"run {run_id} has ended: {result.verdict}", hint=f"labctl show {run_id}")
+    directory = backend.context.directory
+    if store.state(directory, run_id) == "done":
+        result = store.read_result(directory, run_id)
+        end = result.verdict if result else "its result.json cannot be read"
+        raise HostError(f"run {run_id} has ended: {end}", hint=f"labctl show {run_id}")
     return backend.recorded(run_id)
 
 

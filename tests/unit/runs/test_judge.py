@@ -163,3 +163,6 @@ def test_stop_closes_a_run_that_nothing_supervises_any_more(of: Lab) -> None:
     assert store.read_result(of.directory, "r1") == result
     with pytest.raises(HostError, match="run r1 has ended: ERROR"):
         judge.stop(InMemory(of), "r1", 0)
+    wrote(of, "r1/result.json", "{")
+    with pytest.raises(HostError, match=r"run r1 has ended: its result\.json cannot be read"):
+        judge.stop(InMemory(of), "r1", 0)
