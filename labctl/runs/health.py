@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from labctl import backends
 from labctl.accelerators import CPU
@@ -19,7 +20,7 @@ from labctl.config import health_rules
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError, did_you_mean
 from labctl.health import examine
-from labctl.health.model import LEVELS, Level, Rules, Snapshot
+from labctl.health.model import LEVELS, Condition, Level, Rules, Snapshot
 from labctl.jobs.request import RunOptions, without
 from labctl.model import Lab
 from labctl.records.active import Run
@@ -51,12 +52,14 @@ class Unfit(HostError):
 def report(backend: Backend, nodes: tuple[str, ...] = (), *, since: float | None = None) -> HealthReport:
     """Examine all hosts of the lab; keep their readings, and return the verdicts on those of ``nodes``, or on all.
 
-    Each is compared with its readings of the last ``since`` seconds; None: with the last good ones. ConfigError for an
-    unknown node.
+    Each is compared with its readings of the last ``since`` seconds; None: with the last good ones. All are bad if all
+    lack the lab's devices. ConfigError for an unknown node.
     """
-    lab, rules = backend.lab(), known_rules(backend)
+    (lab, lost), rules = _lab(backend), known_rules(backend)
     chosen = _hosts_of(lab, nodes)
     snapshots, verdicts = _examined(backend, lab, rules, since=since, full=True)
+    if lost:
+        verdicts = tuple(replace(each, level="bad", conditions=(*each.conditions, lost)) for each in verdicts)
     shown = tuple(verdict for verdict in verdicts if verdict.host in chosen)
     try:
         # With ``since`` a host may be good that is not shown.
@@ -64,6 +67,24 @@ def report(backend: Backend, nodes: tuple[str, ...] = (), *, since: float | None
     except HostError as error:
         backend.context.warn(f"the verdicts are not kept: {error.message}")
     return HealthReport(level=_worst(shown), hosts=shown)
+
+
+def _lab(backend: Backend) -> tuple[Lab, Condition | None]:
+    """Return the lab; if every host lacks its devices, as one on CPUs, and why. HostError otherwise."""
+    settings = backend.settings
+    accelerator = settings.text("LAB_ACCELERATOR")
+    try:
+        return backend.lab(), None
+    except HostError as error:
+        if accelerator in ("auto", CPU):
+            raise
+        text = f"lacks devices of the lab: {error.message}"
+    for key, value in (("LAB_ACCELERATOR", CPU), ("LAB_DEVICES", "")):
+        settings = settings.with_value(key, value, origin="a host without devices")
+    lost = Condition(check="devices", subject="Devices", level="bad", text=text, steps=("labctl devices",))
+    # Raises an error that is not about devices again.
+    with backends.connect(backend.context, settings, demand=False) as on_processors:
+        return replace(on_processors.lab(), accelerator=accelerator), lost
 
 
 def _worst(verdicts: Iterable[HostHealth]) -> Level:

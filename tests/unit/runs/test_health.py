@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from msgspec.structs import replace
 from support import builders
 from support.in_memory import InMemory
 
+from labctl import backends
 from labctl.backends import health as of_backend
 from labctl.cli.output import to_json
+from labctl.config.context import Context
+from labctl.config.settings import Settings
 from labctl.errors import ConfigError, Failures, HostError
 from labctl.health import catalogue, memory, rules
 from labctl.health.model import Answer, Check, Condition, Level, LineCheck, Reading, Snapshot, Subject
@@ -142,6 +146,30 @@ def test_all_hosts_are_read_and_those_that_are_asked_for_are_told(make: Make) ->
     with pytest.raises(ConfigError, match="worker-7 is no node of the lab") as caught:
         health.report(backend, ("worker-7",))
     assert "worker-" in caught.value.hint
+
+
+def test_hosts_that_lost_all_devices_are_bad(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report hosts without the devices that the settings ask for: all are read, and bad for that."""
+    on_processors = make(accelerator="cpu")
+    lost = make("LAB_ACCELERATOR=nvidia\n")
+    accelerators: list[str] = []
+
+    def no_lab() -> None:
+        """Raise HostError, as where every host lacks its devices."""
+        raise HostError("this host has no device")
+
+    def connect(_: Context, settings: Settings, **__: bool) -> AbstractContextManager[Backend]:
+        """Note the settings' accelerator; connect the lab on CPUs."""
+        accelerators.append(settings.text("LAB_ACCELERATOR"))
+        return nullcontext(on_processors)
+
+    monkeypatch.setattr(lost, "lab", no_lab)
+    monkeypatch.setattr(backends, "connect", connect)
+    report = health.report(lost)
+    assert accelerators == ["cpu"]
+    assert {verdict.host for verdict in report.hosts} == set(HOSTS)
+    texts = {condition.text for verdict in report.hosts for condition in verdict.wrong}
+    assert (report.level, texts) == ("bad", {"lacks devices of the lab: this host has no device"})
 
 
 def test_what_was_wrong_is_kept_with_the_verdict(make: Make) -> None:
