@@ -299,8 +299,8 @@ class Api:
             # The client's exception hides the response in text for developers.
             why = error.__context__
             if isinstance(why, WebSocketBadStatusException):
-                path = f"{self.path('Pod', pod)}/exec"
-                raise self._refused("GET", path, why.status_code, why.resp_body, str(error.reason)) from error
+                path, body = f"{self.path('Pod', pod)}/exec", (why.resp_body or b"").decode("utf-8", "replace")
+                raise self._refused("GET", path, why.status_code, body, f"{pod}: {body}") from error
             raise self._silent(why if isinstance(why, Exception) else error) from error
         # Otherwise the client keeps all output, and a run's results may exceed this machine's memory.
         socket._all = SimpleNamespace(write=len)

@@ -628,6 +628,14 @@ def test_who_may_not_enter_pods_is_told_the_right(monkeypatch: pytest.MonkeyPatc
     assert "--resource=pods/exec" in refused.value.hint
 
 
+def test_a_pod_whose_container_has_ended_is_named_in_the_nodes_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handshake refused by the node, as text, raises Refused with pod and text, without the headers."""
+    text, body = "Handshake status 500 -+-+- {'date': 'Mon'} -+-+- gone", b'container not found ("worker")'
+    with pytest.raises(Refused) as refused:
+        beginning(FakeApi(POD), monkeypatch, WebSocketBadStatusException(text, 500, resp_body=body))
+    assert refused.value.message == 'demo-m-launcher: container not found ("worker")'
+
+
 def test_a_program_does_not_begin_where_the_server_is_gone_or_its_pod_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """execute() raises Unreachable for a server that refuses connections, HostError for a missing pod."""
     with pytest.raises(Unreachable, match=r"the API server https://cluster:6443 does not answer: .*refused"):

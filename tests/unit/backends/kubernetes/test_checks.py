@@ -481,7 +481,7 @@ def test_pods_that_wait_are_told_in_words_and_only_a_few() -> None:
 def test_what_a_running_pod_may_lock_is_told(
     printed: str, accelerator: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LAB-K8S-014 warns of a memory lock limit in a running worker, unless the accelerator is cpu."""
+    """LAB-K8S-014 warns of a memory lock limit in a worker that runs on, unless the accelerator is cpu."""
 
     def run(_: Any, container: str, argv: tuple[str, ...], **__: Any) -> CompletedProcess:
         """Return the planted limits; fail if another pod than worker-0 is entered."""
@@ -492,7 +492,10 @@ def test_what_a_running_pod_may_lock_is_told(
     launcher = worker(1)
     launcher["metadata"]["name"] = "demo-m-launcher"
     launcher["metadata"]["labels"]["labctl.role"] = "launcher"
-    found = the(cluster(launcher, worker(0)), "014", LAB_ACCELERATOR=accelerator)
+    deleted = worker(2)
+    deleted["metadata"] |= {"creationTimestamp": "2026-01-02T00:00:00Z", "deletionTimestamp": "2026-01-02T00:00:01Z"}
+    deleted["metadata"]["labels"] = {**deleted["metadata"]["labels"], "labctl.run": "n"}
+    found = the(cluster(deleted, launcher, worker(0)), "014", LAB_ACCELERATOR=accelerator)
     assert found.level == level
     assert found.summary.startswith("worker-0 may lock ")
 
