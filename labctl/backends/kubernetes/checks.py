@@ -275,7 +275,7 @@ def lab_pods(view: View) -> Iterator[Finding]:
 
 def limits(view: View) -> Iterator[Finding]:
     """Yield ok, or a warning if a running pod with devices may not lock all memory; nothing if none runs."""
-    running = [pod for pod in view.pods if pod.get("status", {}).get("phase") == "Running" and not pods.loss(pod)]
+    running = [pod for pod in view.pods if pod.get("status", {}).get("phase") == "Running"]
     if not running:
         return
     # Workers have the devices.

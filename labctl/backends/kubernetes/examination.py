@@ -53,5 +53,6 @@ class View(Struct, frozen=True, kw_only=True, dict=True):
 
     @once
     def pods(self) -> list[Manifest]:
-        """Return the pods of the lab's runs, the latest run first."""
-        return self.lab.engine.pods(self.lab.name)
+        """Return the pods of the lab's runs, the latest run first, without those that are being deleted."""
+        pods = self.lab.engine.pods(self.lab.name)
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
