@@ -23,7 +23,6 @@ from labctl.model import Event, Result
 from labctl.records import store
 from labctl.runs.health import HealthReport
 from labctl.runs.labs import LabNow
-from labctl.system.parallel import begin
 from labctl.ui.page_state import PageState, stream
 from labctl.ui.site import Site, as_json
 from labctl.ui.tiles import LEVELS, Known, tiles
@@ -132,7 +131,7 @@ class Monitor:
         """Start a look, unless one is under way or the next is not due yet."""
         if not self._looking and time.monotonic() >= self._due:
             self._looking = True
-            begin(self._look)
+            _start(self._look)
 
     def _look(self) -> None:
         """Look at the lab, put its tiles on the page, and set the time of the next look."""
@@ -198,7 +197,7 @@ class Monitor:
         if not self._examining.acquire(blocking=False):
             raise HostError("doctor or health is already running", hint="wait until it ends; all pages show it")
         self.page.put({name: Examination(busy=True)})
-        begin(partial(self._examine, name, work[name]))
+        _start(partial(self._examine, name, work[name]))
 
     def _examine(self, name: str, work: Callable[[], Examination]) -> None:
         """Put the answer of doctor or health on the page, or why there is none, and show it on the tiles."""
@@ -221,6 +220,11 @@ class Monitor:
     def _health(self) -> Examination:
         """Examine the hosts as `labctl health`."""
         return of_health(flows.health(self._context), time.time())
+
+
+def _start(work: Callable[[], None]) -> None:
+    """Start work in a thread, which prints the traceback of a bug where the server runs."""
+    threading.Thread(target=work, daemon=True).start()
 
 
 def _keep_warning(warnings: list[str], event: Event) -> None:

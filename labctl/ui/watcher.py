@@ -113,7 +113,9 @@ class Watcher:
         return self._own if self._follower else self._record
 
     def state(self) -> State:
-        """Return the run's state by what has been printed and sampled so far."""
+        """Return the run's state by what has been printed and sampled so far; raise a bug that ended the watch."""
+        if self._looker.done():
+            self._looker.result()
         with self._reading:
             if new := log.new_lines(self.folder, self._read, MOST_READ):
                 self._read = new.end

@@ -178,7 +178,27 @@ def test_a_look_that_fails_says_why_and_another_follows(site: Site, monkeypatch:
     assert parts(monitor)["error"] is None
 
 
-def test_a_board_sends_what_changed_since_an_event_of_its_own() -> None:
+def test_a_bug_is_on_the_page_and_its_traceback_where_the_server_runs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda bug: raised.append(bug.exc_value))
+    failure = KeyError("no such key")
+
+    def fail(_: Context) -> Any:
+        raise failure
+
+    looking(monkeypatch, fail)
+    monkeypatch.setattr(flows, "doctor", fail)
+    monitor = looked(site)
+    assert parts(monitor)["error"]["message"] == "labctl failed: KeyError('no such key')"
+    monitor.examine("doctor")
+    until(lambda: len(raised) == 2)
+    assert raised == [failure, failure]
+    assert parts(monitor)["doctor"]["error"] == "labctl doctor failed"
+
+
+def test_a_page_gets_what_changed_since_an_event_of_its_own() -> None:
     page = PageState()
     page.put({"a": 1, "b": 1})
     first = page.since(0)[1]
@@ -274,7 +294,7 @@ def test_health_names_each_fault_with_its_steps_and_hosts_that_are_silent() -> N
     assert shown.text == "gpu-0 bad, gpu-1 unknown"
     found = [finding for problem in shown.problems for finding in problem["findings"]]
     assert [finding["text"] for finding in found] == ["gpu-0: disk full", "gpu-1: no route"]
-    assert found[0]["steps"] == ["df -h"] or found[0]["steps"] == ("df -h",)
+    assert found[0]["steps"] == ("df -h",)
 
 
 # --- batches -------------------------------------------------------------------------------------------------

@@ -341,6 +341,19 @@ def test_a_watch_goes_on_after_a_failure(context: Context, failure: Exception, m
         page.has(lambda: page.points("loss") == [[1, 9]] and not page.problem)
 
 
+def test_a_bug_that_ends_a_watch_is_raised_where_it_is_read(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page connects again, to a new watch."""
+
+    def fail(*_: Any) -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(Watcher, "_look", fail)
+    with Watchers(context).watching(detached(context)) as watched:
+        wait_until(watched._looker.done, LIMIT, "the end of the watch")
+        with pytest.raises(KeyError, match="bug"):
+            watched.state()
+
+
 def test_files_of_a_watch_go_once_nothing_writes_to_them(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last page may close while the run's output is still written."""
     is_following, goes_on = threading.Event(), threading.Event()
