@@ -19,7 +19,7 @@ from labctl.reports import runs as reports
 from labctl.runs import compare, opening
 from labctl.system.decode import decode
 from labctl.ui import batches, download, events, files, log, so_far
-from labctl.ui.site import Site, as_json
+from labctl.ui.site import Site, as_json, whole
 from labctl.ui.watcher import Watchers
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class RunPages:
             return RedirectResponse(f"{self._site.root}/run/{quote(run_id)}")
         return self._site.page("run.html.j2", **content(self._site, run_id, self._watchers.folder(run_id)))
 
-    async def events(self, request: Request) -> Response:
+    def events(self, request: Request) -> Response:
         """Stream the events of a run under way that the page has not received."""
         from starlette.responses import StreamingResponse
 
@@ -101,7 +101,7 @@ class RunPages:
         from anyio.to_thread import run_sync
 
         text = note_text(await request.body())
-        return as_json(await run_sync(flows.note, self._site.context, self._run_id(request), text))
+        return as_json(await run_sync(flows.note, self._site.context, request.path_params["run"], text))
 
     def _run_id(self, request: Request) -> str:
         """Return the id of the run that an address names."""
@@ -145,26 +145,16 @@ def log_lines(folder: Path, query: Mapping[str, str]) -> log.Window | log.Matche
 
     ConfigError for a number that is none.
     """
-    rank = _number(query, "rank")
+    rank = whole(query, "rank")
     if text := query.get("search"):
         return log.search(folder, text, rank)
-    begin = _number(query, "begin")
+    begin = whole(query, "begin")
     if begin is not None:
         return log.after(folder, begin, _count(query, "after"), rank)
-    return log.before(folder, _number(query, "end"), _count(query, "before"), rank)
+    return log.before(folder, whole(query, "end"), _count(query, "before"), rank)
 
 
 def _count(query: Mapping[str, str], name: str) -> int:
     """Return a number of lines, from 1 to MOST_LINES."""
-    number = _number(query, name)
+    number = whole(query, name)
     return max(1, min(LINES if number is None else number, log.MOST_LINES))
-
-
-def _number(query: Mapping[str, str], name: str) -> int | None:
-    """Return a parameter as a number; None without it. ConfigError if it is none."""
-    text = query.get(name)
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise ConfigError(f"{name}={text}: not a number", hint=f"{name}=100")
-    return int(text)

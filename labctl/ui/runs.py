@@ -15,7 +15,7 @@ from labctl.errors import LabError
 from labctl.runs import judge, opening
 from labctl.system.parallel import begin
 from labctl.ui.index import Index
-from labctl.ui.site import Site, as_json, event
+from labctl.ui.site import Site, as_json, event, whole
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -70,11 +70,11 @@ class ListPages:
         index = self._listing.index
         if terms := request.query_params.getlist("term"):
             return as_json(Matching(index.matching(terms), index.unknown(terms)))
-        return as_json(index.latest(whole(request.query_params.get("limit"))))
+        return as_json(index.latest(whole(request.query_params, "limit")))
 
     def column(self, request: Request) -> Response:
         """Map ids of runs to their metric, argument or setting of a name, of those since a change if it is given."""
-        since = whole(request.query_params.get("since"))
+        since = whole(request.query_params, "since")
         return as_json(self._listing.index.column(request.query_params.get("name", ""), since or 0))
 
     def names(self, _: Request) -> Response:
@@ -85,8 +85,8 @@ class ListPages:
         """Stream the rows that change, those since the last event or the rows of the page first."""
         from starlette.responses import StreamingResponse
 
-        last = request.headers.get("last-event-id") or request.query_params.get("since")
-        return StreamingResponse(changes(self._listing, whole(last) or 0), media_type="text/event-stream")
+        last = whole(request.headers, "last-event-id") or whole(request.query_params, "since")
+        return StreamingResponse(changes(self._listing, last or 0), media_type="text/event-stream")
 
 
 class Listing:
@@ -152,8 +152,3 @@ async def changes(listing: Listing, since: int) -> AsyncIterator[str]:
             since = rows.change
             yield event("runs", rows, str(since))
         await anyio.sleep(listing.pause())
-
-
-def whole(text: str | None) -> int | None:
-    """Return a whole number of a query; None if it is none."""
-    return int(text) if text and text.isascii() and text.isdigit() else None

@@ -54,6 +54,16 @@ def as_json(answer: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
 
+def whole(values: Mapping[str, str], name: str) -> int | None:
+    """Return a parameter or header as a whole number; None without it. ConfigError if it is none."""
+    text = values.get(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise ConfigError(f"{name}={text}: not a number", hint=f"{name}=100")
+    return int(text)
+
+
 def event(name: str, data: object, identity: str = "") -> str:
     """Return a server-sent event; a page that connects again sends the last id that is not empty."""
     identified = f"id: {identity}\n" if identity else ""
@@ -61,7 +71,7 @@ def event(name: str, data: object, identity: str = "") -> str:
 
 
 def error_response(site: Site, request: Request, error: LabError) -> Response:
-    """Return an error of labctl: as JSON for a script, as a page for a person."""
+    """Return an error of labctl."""
     return _problem(site, request, error, 404 if isinstance(error, ConfigError) else 503)
 
 
@@ -72,8 +82,8 @@ def failure_response(site: Site, request: Request, error: Exception) -> Response
 
 
 def _problem(site: Site, request: Request, error: LabError, status: int) -> Response:
-    """Return an error as a page, or as JSON with 409 unless it is a bug."""
+    """Return an error: as a page for a person, as JSON for a script."""
     problem: Mapping[str, str] = {"message": error.message, "hint": error.hint}
     if "text/html" in request.headers.get("accept", ""):
         return site.page("error.html.j2", status=status, **problem)
-    return as_json({"error": problem}, 500 if status == 500 else 409)
+    return as_json({"error": problem}, status)
