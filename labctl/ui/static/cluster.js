@@ -106,12 +106,11 @@
 
   /* Show how long the page has waited for the hosts: for the first time, or beyond the time of the next update. */
   function showWaiting() {
+    if (events?.readyState !== EventSource.OPEN) return;
     const { at, pause } = parts.looked ?? {};
     const late = Date.now() / 1000 - at - pause;
     if (late > LATE) byId("updated").replaceChildren("Updated ", timeAgo(at), `, contacting hosts for ${Math.floor(late)} s…`);
-    if (!waitingSince) return;
-    const seconds = Math.floor((Date.now() - waitingSince) / 1000);
-    byId("head").textContent = seconds < 1 ? "Contacting hosts…" : `Contacting hosts… ${seconds} s`;
+    if (waitingSince) byId("updated").textContent = `Waited ${Math.floor((Date.now() - waitingSince) / 1000)} s`;
   }
 
   /* Show errors, hosts that do not answer, warnings, and what to type next. */

@@ -8,9 +8,10 @@
     return element("span", { class: `status ${kind}` }, text);
   }
 
-  /* Return how long ago a time in seconds since 1970 was; the text goes on by itself. */
+  /* Return how long ago a time in seconds since 1970 was; the text goes on by itself, and is not read aloud then. */
   function timeAgo(at) {
-    return element("time", { "data-at": at, datetime: new Date(at * 1000).toISOString() }, ago(Date.now() / 1000 - at));
+    const datetime = new Date(at * 1000).toISOString();
+    return element("time", { "data-at": at, datetime, "aria-live": "off" }, ago(Date.now() / 1000 - at));
   }
 
   /* Update all times of the page. */
