@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from labctl.errors import ConfigError
 from labctl.records import store
-from labctl.records.samples import columns
+from labctl.records.samples import cell_value, columns
 from labctl.system import files
 
 
@@ -92,9 +92,4 @@ def _lines(path: Path) -> list[str]:
 
 def _number(text: object) -> float | None:
     """Parse ``95.0%`` or ``71.5``; None if it is not a finite number."""
-    from labctl.reports.page import finite
-
-    try:
-        return finite(float(str(text).strip().removesuffix("%")))
-    except ValueError:
-        return None
+    return cell_value(str(text).strip().removesuffix("%"))

@@ -32,7 +32,7 @@ GROWING = (store.OUTPUT, store.TIMES, store.METRICS)
 """Files that are empty in the record of a detached run until it ends: they grow where a page follows it."""
 PNG = b"\x89PNG\r\n\x1a\n"
 # Content of a run, which may be anyone's: no script runs, and nothing is fetched.
-POLICY = {"content-security-policy": "sandbox; default-src 'none'", "x-content-type-options": "nosniff"}
+POLICY = {"content-security-policy": "sandbox; default-src 'none'"}
 
 
 class Entry(Struct, frozen=True):

@@ -27,7 +27,6 @@ WORST = 5
 """Worst figures that are shown of the latest validation."""
 LARGEST = 64 << 20
 """Bytes of a file that is served, at most."""
-KINDS = {"PASS": "pass", "FAIL": "fail", "UNSURE": "unsure", "ERROR": "error"}
 TYPES = {".html": "text/html", ".json": "application/json", ".svg": "image/svg+xml", ".png": "image/png"}
 """Media types by suffix; other files are text."""
 SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:"
@@ -100,7 +99,7 @@ def _row(name: str, validation: Validation, *, first: bool) -> dict[str, object]
         "profile": validation.profile,
         "started": validation.started,
         "seconds": human.duration(validation.seconds),
-        "verdict": {"text": validation.verdict, "kind": KINDS[validation.verdict]},
+        "verdict": {"text": validation.verdict, "kind": validation.verdict.lower()},
         "message": validation.message,
         "figures": [_figure(figure) for figure in worst(validation.figures, WORST)] if first else [],
     }

@@ -122,7 +122,7 @@
       element("td", { "data-head": "Cause" }),
       ...numbers.map((head) => element("td", { "data-head": head, class: "number" })),
       ...[...further].map((name) => element("td", { "data-head": name })),
-      element("td", { "data-head": "Note", class: "note" }));
+      element("td", { "data-head": "Note" }));
   }
 
   /* Return the checkbox that selects a run. */

@@ -4,7 +4,7 @@
   const { element, byId, root, ask, command, status, hint } = labctl;
   const PACE = 30000; // Milliseconds between two requests.
   const STATUSES = { passed: "passed", missed: "missed", unsure: "unsure", "no threshold": "skipped" };
-  const CONTENT = { validations: validations, batches: batches, labs: labs };
+  const CONTENT = { validations, batches, labs };
 
   /* Return a link to a page below the site. */
   function link(path, text) {

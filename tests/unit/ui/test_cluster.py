@@ -464,7 +464,15 @@ def test_a_report_is_served_and_runs_nothing(site: Site) -> None:
     assert headers["content-security-policy"].startswith("sandbox; default-src 'none';")
     assert "allow-scripts" not in headers["content-security-policy"]
     status, _, text = asked(site, "/cluster/reports/20260102-150405-quick/")
-    assert (status, "report.html" in text) == (200, True)
+    assert (status, 'href="./report.html"' in text) == (200, True)
+
+
+def test_a_link_among_reports_is_named_and_leads_nowhere(site: Site) -> None:
+    directory = validated(site, "20260102-150405-quick")
+    (site.directory / "reports/linked").symlink_to(directory)
+    text = asked(site, "/cluster/reports/")[2]
+    assert "link, not followed" in text
+    assert 'href="./linked' not in text
 
 
 @pytest.mark.parametrize(
