@@ -84,3 +84,16 @@ def test_ctrl_c_ends_it_at_once_while_pages_are_open(served: Served, browser: Br
         pages.running.process.send_signal(signal.SIGINT)
         answer = pages.running.answer(60)
         assert answer.err.splitlines()[-2:] == ["press Ctrl-C to stop", "stopped"]
+
+
+def test_a_page_of_the_cluster_goes_on_saying_that_its_server_has_ended(served: Served, browser: Browser) -> None:
+    """Half a minute later, too: no host is late then."""
+    with contextlib.closing(browser.new_page()) as page:
+        page.clock.install()
+        with serving(served.lab) as pages:
+            page.goto(pages.root + "/cluster")
+            page.get_by_text("next update after").wait_for()
+        gone = page.get_by_text("Not connected. Is `labctl ui` still running?")
+        gone.wait_for()
+        page.clock.run_for(30_000)
+        assert gone.is_visible()
