@@ -195,7 +195,7 @@ class Monitor:
         if name == "health":
             backends.require(self._context.declared(), "health")
         if not self._examining.acquire(blocking=False):
-            raise HostError("doctor or health is already running", hint="wait until it ends; all pages show it")
+            raise HostError("doctor or health is already running: wait until it ends")
         self.page.put({name: Examination(busy=True)})
         _start(partial(self._examine, name, work[name]))
 
