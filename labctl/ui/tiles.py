@@ -27,6 +27,8 @@ STATES = {
     "unreachable": "not-reached",
 }
 """Class of a state, which has its shape and color; other states are failures."""
+HOSTS = {HERE: "this machine", "-": ""}
+"""Hosts as a tile has them; a pod that waits for one has none."""
 HEALTHS = {"unhealthy": "failed", "starting": "unsure"}
 LEVELS = {"ok": "good", "remark": "unsure", "unknown": "unsure", "bad": "failed", "warn": "unsure", "error": "failed"}
 SHOWN = ("temperature", "utilisation", "CPU", "memory", "power")
@@ -107,7 +109,7 @@ def _tile(node: NodeStatus, now: LabNow, known: Known, host: HostDevices | None)
     lines, values, source = _measured(node, samples, kept, host)
     return Tile(
         node=node.name,
-        host="this machine" if node.host == HERE else node.host,
+        host=HOSTS.get(node.host, node.host),
         role=node.role,
         state=_state(node),
         reason=node.reason,

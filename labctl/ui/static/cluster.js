@@ -29,7 +29,7 @@
   /* Return the elements of a tile, from top to bottom. */
   function tileContent(tile) {
     return [
-      element("h3", {}, tile.node, element("span", { class: "dim" }, `${tile.role} on ${tile.host}`)),
+      element("h3", {}, tile.node, element("span", { class: "dim" }, tile.role, tile.host && ` on ${tile.host}`)),
       element("p", {}, status(tile.state), tile.reason ? `: ${tile.reason}` : ""),
       tile.run && labelled("run", element("a", { href: `${root}/run/${encodeURIComponent(tile.run)}` }, tile.run_name)),
       tile.hardware && labelled("hardware", tile.hardware),

@@ -11,7 +11,7 @@ from labctl.backends.finding import error, ok
 from labctl.backends.health import Kept
 from labctl.backends.status import LabStatus, NodeStatus, RunState
 from labctl.health.model import Condition, Reading, Snapshot
-from labctl.model import Hang, Rank, Result
+from labctl.model import HERE, Hang, Rank, Result
 from labctl.records.samples import NodeSamples
 from labctl.records.samples import Reading as Sample
 from labctl.runs.labs import LabNow
@@ -115,6 +115,11 @@ def test_a_fault_of_a_device_is_told_of_the_node_that_has_it_alone() -> None:
     assert [remark.text for remark in second.remarks] == ["CARD 1: PCIe width 8, 16 on 7 others", "disk 96 % full"]
     assert first.health
     assert (first.health.text, first.examined) == ("bad", 1000.0)
+
+
+@pytest.mark.parametrize(("host", "shown"), [("gpu-0", "gpu-0"), (HERE, "this machine"), ("-", "")])
+def test_a_node_is_on_a_host_or_waits_for_one(host: str, shown: str) -> None:
+    assert tiles(now(node(host=host)), Known())[0].host == shown
 
 
 def test_findings_of_doctor_are_on_the_tiles_of_their_node_and_host() -> None:
