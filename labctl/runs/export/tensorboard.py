@@ -22,9 +22,7 @@ _CRC32C = 0x82F63B78
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 
 
-def event_file(
-    directory: Path, result: Result, samples: Iterable[Sample], parameters: Mapping[str, str] | None = None
-) -> Path:
+def event_file(directory: Path, result: Result, samples: Iterable[Sample], parameters: Mapping[str, str]) -> Path:
     """Write samples, and hyperparameters if any, as a TensorBoard event file of a run below a log directory.
 
     Return its path. The file is a TFRecord of ``tensorflow.Event`` messages.
@@ -35,7 +33,7 @@ def event_file(
     with files.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as stream:
-            stream.writelines(map(_record, _events(result.run_id, began, samples, parameters or {})))
+            stream.writelines(map(_record, _events(result.run_id, began, samples, parameters)))
     return path
 
 

@@ -112,7 +112,7 @@ def test_an_event_file_has_every_sample_with_its_step_and_time(tmp_path: Path) -
         sample(70_000, 5.0, 1e300),
         sample(None, None, 24.8, "throughput"),
     )
-    path = tensorboard.event_file(tmp_path, RESULT, samples)
+    path = tensorboard.event_file(tmp_path, RESULT, samples, {})
     assert path.parent.name == RESULT.run_id
     assert ".tfevents." in path.name
     first, *events = map(fields, records(path.read_bytes()))
@@ -147,7 +147,7 @@ def test_an_event_file_begins_with_the_hyperparameters_of_the_run(tmp_path: Path
 def test_a_second_export_takes_the_place_of_the_first(tmp_path: Path) -> None:
     """Export twice: one file remains."""
     for _ in range(2):
-        path = tensorboard.event_file(tmp_path, RESULT, [sample(1, 2.5, 8.0)])
+        path = tensorboard.event_file(tmp_path, RESULT, [sample(1, 2.5, 8.0)], {})
     assert len(list(records(path.read_bytes()))) == 2
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [path]
 

@@ -60,7 +60,7 @@ def test_it_is_compared_reported_and_exported(lab: Path, result: Result, tmp_pat
     assert origin.UNREADABLE not in recorded.facts
     assert "PASS" in reports.of_runs(lab, [recorded]).html
     losses = [sample for sample in series.read(lab, RUN) if sample.metric == "loss"]
-    written = tensorboard.event_file(tmp_path / "board", result, series.read(lab, RUN))
+    written = tensorboard.event_file(tmp_path / "board", result, series.read(lab, RUN), {})
     assert written.read_bytes().count(b"loss") == len(losses)
 
 

@@ -341,14 +341,16 @@ def test_a_watch_goes_on_after_a_failure(context: Context, failure: Exception, m
         page.has(lambda: page.points("loss") == [[1, 9]] and not page.problem)
 
 
-def test_a_bug_that_ends_a_watch_is_raised_where_it_is_read(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_that_ends_a_watch_is_raised_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page connects again, to a new watch."""
 
     def fail(*_: Any) -> None:
         raise KeyError("bug")
 
-    monkeypatch.setattr(Watcher, "_look", fail)
-    with Watchers(context).watching(detached(context)) as watched:
+    monkeypatch.setattr(store, "load_job", lambda *_: job())
+    monkeypatch.setattr(Watcher, "_look_on", fail)
+    made = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
+    with Watchers(made).watching("20260102-030405-opt-tiny-0000aa") as watched:
         wait_until(watched._looker.done, LIMIT, "the end of the watch")
         with pytest.raises(KeyError, match="bug"):
             watched.state()
@@ -357,6 +359,7 @@ def test_a_bug_that_ends_a_watch_is_raised_where_it_is_read(context: Context, mo
 def test_files_of_a_watch_go_once_nothing_writes_to_them(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last page may close while the run's output is still written."""
     is_following, goes_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(watcher, "LEAVING", 0.01)
 
     def slow_output(*_: Any) -> None:
         """Write nothing until the test lets it end."""
