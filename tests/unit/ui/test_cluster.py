@@ -43,14 +43,6 @@ HOST = "127.0.0.1:8765"
 LIMIT = 60
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """Return the site of a lab."""
-    (tmp_path / ".env").write_text("LAB_NAME=demo\n")
-    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
-    return Site(context=context, lab="demo", token="token")  # noqa: S106
-
-
 def asked(site: Site, path: str, method: str = "GET") -> tuple[int, dict[str, str], str]:
     """Return status, headers and text of an answer to a page of the site."""
     messages: list[Any] = []

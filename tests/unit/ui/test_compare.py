@@ -26,13 +26,11 @@ FIRST, SECOND, THIRD = (f"20261125-20361{number}-opt-tiny-{number}ac123" for num
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(site: Site) -> Site:
     """Return the pages of a lab with two ended runs."""
-    (tmp_path / ".env").write_text("LAB_NAME=demo\n")
     for run_id, micro, loss in ((FIRST, "1", 4.8), (SECOND, "4", 5.2)):
-        records.write(tmp_path, run_id, losses=(8.1, loss), settings={"MICRO": micro})
-    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
-    return Site(context=context, lab="demo", token="t")  # noqa: S106
+        records.write(site.directory, run_id, losses=(8.1, loss), settings={"MICRO": micro})
+    return site
 
 
 def page(site: Site, *named: str, watchers: Watchers | None = None) -> str:
@@ -58,7 +56,7 @@ def test_settings_metrics_and_curves_are_on_one_page(site: Site) -> None:
     )
     (loss, *_) = json.loads(data)
     assert [line["name"] for line in loss["lines"]] == ["A MICRO=1", "B MICRO=4"]
-    assert f'<a href="/t/run/{FIRST}">{FIRST}</a>' in html
+    assert f'<a href="/token/run/{FIRST}">{FIRST}</a>' in html
 
 
 def test_runs_are_named_by_parts_of_their_ids_and_each_counts_once(site: Site) -> None:
@@ -70,9 +68,9 @@ def test_each_run_can_be_the_reference(site: Site) -> None:
     """Follow the link of the second run: its group is the first, and the other run has the link."""
     html = page(site, FIRST, SECOND)
     assert html.count(">set as reference<") == html.count(">reference<") == 1
-    assert f'href="/t/compare?run={SECOND}&amp;run={FIRST}"' in html
+    assert f'href="/token/compare?run={SECOND}&amp;run={FIRST}"' in html
     html = page(site, SECOND, FIRST)
-    assert f'href="/t/compare?run={FIRST}&amp;run={SECOND}"' in html
+    assert f'href="/token/compare?run={FIRST}&amp;run={SECOND}"' in html
     assert '<th scope="row">MICRO</th><td data-head="A">4</td><td data-head="B">1</td>' in html
 
 
@@ -139,7 +137,7 @@ def test_a_run_that_nothing_supervises_is_left_out_with_a_sentence(site: Site, m
 
 
 def test_a_comparison_is_saved_as_one_file_without_links_to_this_machine(site: Site) -> None:
-    assert f'href="/t/compare/report?run={FIRST}&amp;run={SECOND}"' in page(site, FIRST, SECOND)
+    assert f'href="/token/compare/report?run={FIRST}&amp;run={SECOND}"' in page(site, FIRST, SECOND)
     saved = answer(site, "/compare/report", [FIRST, SECOND])
     assert saved.headers["content-disposition"] == f'attachment; filename="{FIRST}-and-1-more.html"'
     html = bytes(saved.body).decode()

@@ -9,9 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 from support import records
 
-from labctl.config.context import Context
-from labctl.ui import app, files
-from labctl.ui.site import Site
+from labctl.ui import files
 from labctl.ui.watcher import Watchers
 
 RUN = "20260102-030405-opt-tiny-0000aa"
@@ -22,17 +20,8 @@ SCRIPT = "<script>alert(1)</script>"
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
     """Write a run's record, and a secret beside it; return its folder."""
-    (tmp_path / ".env").write_text("LAB_NAME=demo\n")
     (tmp_path / "secret").write_text("hidden words")
     return records.write(tmp_path, RUN, log="one\ntwo\n")
-
-
-@pytest.fixture
-def client(record: Path) -> TestClient:
-    """Return a client of the lab's pages."""
-    context = Context(directory=record.parents[1], environ={}, emit=lambda _: None, flags={})
-    site = Site(context=context, lab="demo", token="token")  # noqa: S106
-    return TestClient(app.application(site), base_url="http://127.0.0.1")
 
 
 def test_a_text_is_read_in_the_browser_whatever_it_is_called(client: TestClient, record: Path) -> None:

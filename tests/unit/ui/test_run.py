@@ -13,12 +13,10 @@ from support import records
 
 from labctl.batches import record
 from labctl.batches.record import Batch, BatchJob
-from labctl.config.context import Context
 from labctl.errors import HostError
 from labctl.jobs.job import GRACE
 from labctl.model import Hang
 from labctl.records import note as notes
-from labctl.ui import app
 from labctl.ui.site import Site
 
 RUN = "20260102-030405-opt-tiny-0000aa"
@@ -28,18 +26,9 @@ SCRIPT = "<script>alert(1)</script>"
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Path:
-    """Make a directory a lab."""
-    (tmp_path / ".env").write_text("LAB_NAME=demo\n")
-    return tmp_path
-
-
-@pytest.fixture
-def client(lab: Path) -> TestClient:
-    """Return a client of the lab's pages."""
-    context = Context(directory=lab, environ={}, emit=lambda _: None, flags={})
-    site = Site(context=context, lab="demo", token="token")  # noqa: S106
-    return TestClient(app.application(site), base_url="http://127.0.0.1")
+def lab(site: Site) -> Path:
+    """Return the lab's directory."""
+    return site.directory
 
 
 def under_way(lab: Path) -> None:

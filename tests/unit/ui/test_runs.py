@@ -18,7 +18,6 @@ from starlette.applications import Starlette
 from starlette.types import Message
 from support import records
 
-from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError
 from labctl.records import note
 from labctl.records.active import ActiveRun
@@ -35,14 +34,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look as often as a page asks."""
     monkeypatch.setattr(runs, "INTERVAL", 0)
     monkeypatch.setattr(runs, "SHORT", 0.01)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """Return the pages of a lab without runs."""
-    (tmp_path / ".env").write_text("LAB_NAME=demo\n")
-    context = Context(directory=tmp_path, environ={}, emit=lambda _: None, flags={})
-    return Site(context=context, lab="demo", token="t")  # noqa: S106
 
 
 Ask = Callable[..., Any]
