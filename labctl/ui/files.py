@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
@@ -105,10 +106,11 @@ def _is_name(part: str) -> bool:
 def list_record(root: Path, growing: Path) -> tuple[list[Entry], int]:
     """Return the same as ``list_folder`` of a record, with the sizes of GROWING in the folder where they are."""
     entries, others = list_folder(root, ())
-    if growing == root:
-        return entries, others
-    grown = {entry.name: entry for entry in list_folder(growing, ())[0] if entry.name in GROWING}
-    return [grown.get(entry.name, entry) for entry in entries], others
+    # The folder is gone once the last page of the run that follows it closes, as at its end.
+    with suppress(OSError):
+        grown = {entry.name: entry for entry in list_folder(growing, ())[0] if entry.name in GROWING}
+        entries = [grown.get(entry.name, entry) for entry in entries]
+    return entries, others
 
 
 def list_folder(root: Path, parts: Sequence[str]) -> tuple[list[Entry], int]:

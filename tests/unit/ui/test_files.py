@@ -133,6 +133,15 @@ def test_the_log_of_a_run_that_a_page_follows_is_listed_and_read_where_it_grows(
     assert read == ["x" * 5000, "own", (record / "job.json").read_text()]
 
 
+def test_a_run_whose_other_pages_have_just_closed_has_its_page(
+    client: TestClient, record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder in which the run was followed is gone by then."""
+    monkeypatch.setattr(Watchers, "folder", lambda *_: tmp_path / "gone")
+    for path in (f"{FILES}/", f"/token/run/{RUN}"):
+        assert f'{FILES}/output.log">output.log</a>' in client.get(path).text
+
+
 def test_a_file_that_grows_is_sent_as_it_was(record: Path) -> None:
     (record / "growing").write_bytes(b"x" * 10)
     with (record / "growing").open("rb") as stream:
