@@ -121,11 +121,11 @@ class Watcher:
                 self._read = new.end
                 self._tracker.read(map(_printed, new.lines))
                 self._hang = hang_of(new.lines, self._hang)
-            progress = self._tracker.progress()
+            progress, waits = self._tracker.progress(), self._waits and not self._read
         shares = {table.node: samples.shares(table.last) for table in self.tables}
         late = straggler.straggler(shares, progress.seconds_per_step)
         return State(
-            state="ended" if self.has_ended else "waiting" if self._waits else "running",
+            state="ended" if self.has_ended else "waiting" if waits else "running",
             seconds=round(store.age(self._record), 1),
             timeout=self.job.timeout,
             progress=progress,

@@ -159,7 +159,8 @@ def test_a_detached_run_is_looked_at_entered_and_stopped(cluster_lab: ClusterLab
     wait_until(lambda: "does not listen" in lab.call("logs", "--run", run_id).out, 60, "its ranks run")
     status = lab.call("status", "--json").expect(0).json
     assert [node["name"] for node in status["nodes"]] == ["launcher", "worker-0", "worker-1"]
-    assert status["runs"] == [{"run_id": run_id, "state": "running"}]
+    assert [(run["run_id"], run["state"]) for run in status["runs"]] == [(run_id, "running")]
+    assert [node["run"] for node in status["nodes"]] == ["", run_id, run_id]
     assert lab.call("exec", "-n", "worker-1", "--", "hostname").expect(0).out.strip().endswith("-worker-1")
     assert lab.call("exec", "-n", "worker-0", "--", "sh", "-c", "exit 7").code == 7
     lines = lab.call("exec", "--all", "--", "id", "-u").expect(0).out.splitlines()
