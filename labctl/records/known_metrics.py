@@ -133,12 +133,14 @@ def unit_of(name: str, rest: str = "") -> str:
 
 # --- formats -------------------------------------------------------------------------------------------------
 
+NO_NUMBER = r"(?i:nan|inf)\b"
 NUMBER = (
-    r"(?P<number>[-+]?(?:\d+(?:,\d{3})+(?:\.\d+)?|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|(?:nan|inf)\b))"
+    rf"(?P<number>[-+]?(?:\d+(?:,\d{{3}})+(?:\.\d+)?|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{NO_NUMBER}))"
     # It is no time, fraction, range, file name, amount of bytes or factor.
     r"(?!\.?\w|\d|[-:/]\d|\.\.\d|\s?\*)"
 )
-WORDS = r"[A-Za-z][\w@]*(?:[ /.\-][A-Za-z][\w@]*){0,5}"
+# In `loss nan acc 0.5`, nan is the number of loss, no word of a longer name.
+WORDS = rf"[A-Za-z][\w@]*(?:[ /.\-](?!{NO_NUMBER})[A-Za-z][\w@]*){{0,5}}"
 # Not within a word, path, option or quoted text.
 BEGIN = r"(?<![\w.\-/@'\"=\\$%])"
 # Not within a number, nor behind its exponent's sign, nor in a condition such as `> 5 samples/s`.

@@ -197,7 +197,8 @@ def test_a_criterion_on_the_loss_is_answered_by_the_training_loss() -> None:
     assert answered(declared, {"train_loss": 1}).criteria[0].metric == "loss"
 
 
-def test_nan_is_kept() -> None:
-    """Print nan: it is a value."""
-    (value,) = values(read("loss: nan"))["loss"]
+@pytest.mark.parametrize("line", ["loss: nan", "loss: NaN", "step 3 loss nan acc 0.5"])
+def test_nan_is_kept(line: str) -> None:
+    """Print nan: it is a value, also before the name of another metric."""
+    (value,) = values(read(line))["loss"]
     assert math.isnan(value)

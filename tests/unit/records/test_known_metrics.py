@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from labctl.records.known_metrics import matches, name_of, stand_in
@@ -65,6 +67,8 @@ def test_a_name_with_another_word_is_not_known(text: str) -> None:
         ("loss=1", {"loss": 1}),
         ("step 3 loss 2.5, lr 1e-4", {"loss": 2.5, "learning_rate": 1e-4}),
         ("INFO loss: -1.5e-3.", {"loss": -1.5e-3}),
+        ("step 3 loss inf acc 0.5", {"loss": math.inf, "accuracy": 0.5}),
+        ("loss: Inf", {"loss": math.inf}),
         ("{'loss': 1.2, 'grad_norm': 0.5, 'epoch': 0.1}", {"loss": 1.2, "grad_norm": 0.5}),
         ("{'loss': '1.2', 'learning_rate': '1e-05'}", {"loss": 1.2, "learning_rate": 1e-5}),
         ('2026-01-02 INFO {"step": 1, "loss": 2.3}', {"loss": 2.3}),
