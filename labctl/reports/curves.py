@@ -311,12 +311,12 @@ def _is_nonzero(series: Series) -> bool:
 
 
 def _thinned(line: Line) -> Line:
-    """Return a line whose points are few, with rounded values; with a band if it has several points of one x."""
+    """Return a line whose points are few, with rounded values; with a band if it has many, and several of one x."""
     if line.band:
         return _rounded_band(line)
     points, times = line.points, dict(zip((x for x, _ in line.points), line.times, strict=False))
     if len({x for x, _ in points}) < len(points):
-        return _banded(line, times)
+        return _of_epochs(line)
     if len(points) > 2 * PARTS:
         points = list(chain.from_iterable(map(_extremes, _parts(points, PARTS))))
     kept = [times[x] for x, _ in points] if times else ()
@@ -337,17 +337,23 @@ def _rounded_band(line: Line) -> Line:
     return replace(line, points=points, band=band, times=())
 
 
-def _banded(line: Line, times: Mapping[float, float | None]) -> Line:
+def _of_epochs(line: Line) -> Line:
+    """Return a line whose steps begin again: the page draws it over either axis, but if it is long only over steps."""
+    if not line.times or len(line.points) > 2 * PARTS:
+        return _banded(line)
+    return replace(line, points=[(round(x, 3), _rounded(y)) for x, y in line.points])
+
+
+def _banded(line: Line) -> Line:
     """Return a line of the medians of its parts, with their lowest and highest values as band."""
     points: list[tuple[float, float | None]] = []
     band: list[tuple[float | None, float | None]] = []
-    parts = _parts(line.points, BAND_PARTS)
-    for part in parts:
+    for part in _parts(line.points, BAND_PARTS):
         values = [y for _, y in part if y is not None]
         points.append((round(mean(x for x, _ in part), 3), _rounded(median(values)) if values else None))
         band.append((_rounded(min(values)), _rounded(max(values))) if values else (None, None))
-    kept = [times[part[-1][0]] for part in parts] if times else ()
-    return replace(line, points=points, band=band, times=kept)
+    # The values of a part are of several epochs: they have no time in common.
+    return replace(line, points=points, band=band, times=())
 
 
 def _parts(points: Points, most: int) -> list[list[tuple[float, float | None]]]:

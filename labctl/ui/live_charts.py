@@ -116,7 +116,8 @@ class NewPoints:
         self.replaced: set[str] = set()
         """Names of charts whose earlier points are replaced."""
         self._values: dict[tuple[str, str], dict[float, list[float]]] = {}
-        self._times: dict[tuple[str, str, float], float] = {}
+        self._times: dict[tuple[str, str, float], list[float | None]] = {}
+        """Of the values at a step, by chart, line and step."""
         self._last = earlier.last() if earlier else {}
 
     def last(self) -> dict[tuple[str, str], tuple[float, list[float]]]:
@@ -133,8 +134,9 @@ class NewPoints:
             values[x] = [*earlier] if last == x and chart.along == "seconds" else []
         if y is not None:
             values[x].append(y)
-        if seconds is not None and chart.along == "step":
-            self._times[chart.name, line, x] = seconds
+        times = self._times.setdefault((chart.name, line, x), [])
+        if y is not None or not times:
+            times.append(seconds)
 
     def points(self) -> list[LinePoints]:
         """Return the points of each line by ascending x; many are thinned."""
@@ -152,7 +154,8 @@ class NewPoints:
     def _of_steps(self, chart: str, name: str, ordered: Sequence[tuple[float, list[float]]]) -> Line:
         """Return all values, with their times: steps may begin again in another epoch."""
         points = [(x, y) for x, ys in ordered for y in ys or (None,)]
-        times = [self._times.get((chart, name, x)) for x, _ in points]
+        # Before the times of the values there may be that of an unknown one.
+        times = [time for x, ys in ordered for time in self._times[chart, name, x][-max(1, len(ys)) :]]
         return Line(name=name, points=points, times=() if None in times else times)
 
 

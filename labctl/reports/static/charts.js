@@ -52,14 +52,20 @@
   function newLine(place, { name, points = [], band = [], times = [], color = place % 6, dash = place % 6 }) {
     const [xs, ys] = [points.map((point) => point[0]), points.map((point) => point[1])];
     const [ranges, seconds] = [band.length ? [...band] : null, times.length ? [...times] : null];
-    return { name, color, dash, xs, ys, band: ranges, times: seconds, shown: true };
+    const line = { name, color, dash, xs, ys, band: ranges, times: seconds, shown: true, beganAgain: beginsAgain(xs) };
+    return line.beganAgain ? Object.assign(line, ordered(line, xs)) : line;
+  }
+
+  /* Return true if a value is not higher than the one before it. */
+  function beginsAgain(xs) {
+    return xs.some((x, at) => x <= xs[at - 1]);
   }
 
   /* Add points to a line. Over steps all stay, which may begin again in another epoch. Else a late one is left out, and one
      with the x of the last replaces it. Points without times end those of the line. */
   function extend(line, points, overSteps, { times = [], band = [], replaces = false }) {
     if (replaces) Object.assign(line, { xs: [], ys: [], band: null, times: null, beganAgain: false });
-    line.beganAgain ||= overSteps && points[0]?.[0] <= line.xs.at(-1);
+    line.beganAgain ||= overSteps && beginsAgain([...line.xs.slice(-1), ...points.map(([x]) => x)]);
     if (band.length) line.band ||= line.ys.map((y) => [y, y]);
     if (!line.xs.length && times.length) line.times = [];
     if (!times.length) line.times = null;
@@ -84,8 +90,8 @@
     return { xs: picked(line.xs), ys: picked(line.ys), band: picked(line.band), times: picked(line.times) };
   }
 
-  /* Return the medians of parts of a line, with the lowest and highest values as band. */
-  function merged({ xs, ys, band, times }) {
+  /* Return the medians of parts of a line, with the lowest and highest values as band; they have no time in common. */
+  function merged({ xs, ys, band }) {
     const width = (xs.at(-1) - xs[0]) / PARTS || 1;
     const parts = [];
     xs.forEach((x, at) => (parts[Math.min(Math.floor((x - xs[0]) / width), PARTS - 1)] ??= []).push(at));
@@ -97,7 +103,7 @@
       xs: all.map((part) => part.reduce((sum, at) => sum + xs[at], 0) / part.length),
       ys: all.map((part) => middle(known(part.map((at) => ys[at])))),
       band: bounds.map((values) => [values[0] ?? null, values.at(-1) ?? null]),
-      times: times && all.map((part) => times[part.at(-1)]),
+      times: null,
     };
   }
 
@@ -203,8 +209,8 @@
     const { weight } = view.settings;
     const all = [];
     for (const line of view.lines) {
-      const whole = line.beganAgain ? merged(line) : line;
-      const drawn = along(view) === view.chart.along ? whole : overTime(whole);
+      const overSteps = line.beganAgain ? merged(line) : line;
+      const drawn = along(view) === view.chart.along ? overSteps : overTime(line);
       if (drawn.band) {
         all.push({ line, drawn, kind: "high", ys: drawn.band.map((range) => range[1]) });
         all.push({ line, drawn, kind: "low", ys: drawn.band.map((range) => range[0]) });

@@ -401,7 +401,7 @@ def test_steps_that_begin_again_are_timed_again(tmp_path: Path) -> None:
 
 
 def test_epochs_whose_steps_begin_again_are_drawn_as_on_the_page_of_the_ended_run(tmp_path: Path) -> None:
-    """At each step their median, in a band of all, with the time of the last."""
+    """All values with their times, of which the page draws medians and ranges over steps, and each over time."""
     epochs = [(step, 10 * epoch + step) for epoch in (1, 2, 5) for step in (1, 2, 3)]
     samples = [Sample(metric="loss", step=step, seconds=value, value=value) for step, value in epochs]
     (tmp_path / store.METRICS).write_bytes(b"\n".join(map(msgspec.json.encode, samples)) + b"\n")
@@ -409,8 +409,28 @@ def test_epochs_whose_steps_begin_again_are_drawn_as_on_the_page_of_the_ended_ru
     MetricsReader(LiveCharts(), job()).read(tmp_path, 0, new)
     (ended,) = curves.of_series("loss", [curves._printed(("", ""), samples, "step")], [("", "")], "step", "")
     (line,), (live, _) = curves.thinned(ended).lines, new.points()
-    assert (live.line, live.points, live.band, live.times) == (line.name, line.points, line.band, line.times)
-    assert (live.points, live.band[0], live.times) == ([(1, 21), (2, 22), (3, 23)], (11, 51), [51, 52, 53])
+    drawn = {(x, y, time) for (x, y), time in zip(line.points, line.times, strict=True)}
+    assert drawn == {(x, y, time) for (x, y), time in zip(live.points, live.times, strict=True)}
+    assert (live.line, live.band, drawn) == ("", (), {(step, value, value) for step, value in epochs})
+
+
+def test_steps_of_an_epoch_without_a_value_keep_the_times_of_the_others() -> None:
+    """Get no value in the first and the last epoch: the value between has its own time, and is the only one."""
+    new, chart = NewPoints(), curves.Chart(name="loss", title="loss", caption="", along="step", unit="", lines=())
+    for y, seconds in ((None, 1), (7, 2), (None, 3)):
+        new.add(chart, "", 1, y, seconds)
+    new.add(chart, "", 2, None, 4)
+    (live,) = new.points()
+    assert (live.points, live.times) == ([(1, 7), (2, None)], [2, 4])
+
+
+def test_many_values_of_epochs_are_medians_in_a_band_without_times() -> None:
+    """A part of the line has values of all epochs, at no time in common."""
+    points = [(float(step), 10.0 * epoch) for epoch in (1, 2, 5) for step in range(400)]
+    chart = curves.Chart(name="loss", title="loss", caption="", along="step", unit="", lines=(
+        curves.Line(name="", points=points, times=range(len(points))),))  # fmt: skip
+    (line,) = curves.thinned(chart).lines
+    assert ({y for _, y in line.points}, set(line.band), line.times) == ({20}, {(10, 50)}, ())
 
 
 def printed(*samples: tuple[int, float, int]) -> str:
