@@ -22,7 +22,7 @@ from labctl.config.settings import BACKENDS
 from labctl.errors import HostError
 from labctl.jobs.request import RunOptions
 from labctl.records import store
-from labctl.records.active import Run
+from labctl.records.active import ActiveRun, Run
 from labctl.records.metrics import Sample
 from labctl.reports import curves
 from labctl.reports.samples import Track
@@ -275,6 +275,18 @@ def test_a_page_tells_what_silent_ranks_wait_for_until_one_prints(
         assert after(f"labctl: silent for 12 s: {waits}", "labctl:   rank 1 is at train.py:12") == waits
         assert after("labctl: silent for 2 min 4 s: no rank waits") == "no rank waits"
         assert after("worker-1: step 2/9 loss 8") == ""
+
+
+def test_a_run_that_has_printed_waits_no_more(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes were asked last while it waited for them."""
+    run_id = detached(context)
+    waiting = ActiveRun(id=run_id, nodes=(), state="running", waits=True)
+    monkeypatch.setattr(MadeUpBackend, "active", lambda _: {run_id: waiting})
+    monkeypatch.setattr(MadeUpBackend, "output", lambda *_: None)
+    with Watchers(context).watching(run_id) as watched:
+        wait_until(lambda: watched.state().state == "waiting", LIMIT, "it waits")
+        (watched.folder / "output.log").write_text("step 1/9\n")
+        assert watched.state().state == "running"
 
 
 def test_a_flood_of_lines_reaches_a_page_in_part(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
