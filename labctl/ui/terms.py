@@ -64,8 +64,11 @@ def read(text: str) -> Term:
 
 
 def canonical(name: str) -> str:
-    """Return a name without its leading dashes, small, with ``_`` for ``-``: ``learning_rate`` is --learning-rate."""
-    return name.lstrip("-").replace("-", "_").lower()
+    """Return a name without its leading dashes, small, with ``_`` for ``-``: ``learning_rate`` is --learning-rate.
+
+    MLflow has names with a dash in backticks.
+    """
+    return name.strip("`").lstrip("-").replace("-", "_").lower()
 
 
 def number(value: str | float) -> float | None:

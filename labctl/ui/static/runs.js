@@ -159,7 +159,7 @@
 
   /* Write a value to the cell of a further column, on the right if it is a number. */
   function writeFurther(cell, value) {
-    cell.className = isMissing(value) || Number.isNaN(Number(value)) ? "further" : "number";
+    cell.className = !isMissing(value) && Number.isNaN(Number(value)) ? "further" : "number";
     write(cell, figure(value));
   }
 

@@ -207,6 +207,7 @@ def test_a_run_of_which_nothing_changes_does_not_come_again(tmp_path: Path) -> N
         (["LAB_NODES>=3"], []),
         (["-LAB_NODES="], [THIRD]),
         (["params.Api_Token="], [FIRST]),
+        (["params.`api-token`="], [FIRST]),
         (["loss<6"], [SECOND]),
         (["metrics.loss<=8"], [SECOND, FIRST]),
         (["params.loss<6"], []),
