@@ -287,7 +287,7 @@ def test_how_curves_are_drawn_is_kept_in_the_address(served: Served, open_page: 
 
 
 def test_epochs_whose_steps_begin_again_grow_into_the_curve_of_the_ended_run(served: Served, open_page: Open) -> None:
-    """At each step the median in a band of all, as points come one by one; the axis can be time."""
+    """At each step the median in a band of all, as points come one by one; over time each value by itself."""
     run_id, epochs = "20260105-000000-vit-eeeeee", [(step, 10 * epoch + step) for epoch in (1, 2, 5) for step in (1, 2)]
     path = records.write(served.lab.path, run_id)
     samples = [{"metric": "loss", "step": step, "seconds": value, "value": value} for step, value in epochs]
@@ -303,6 +303,8 @@ def test_epochs_whose_steps_begin_again_grow_into_the_curve_of_the_ended_run(ser
     wait_until(lambda: window.page.evaluate(drawn, "grown") == ended, 20, "the curve grows")
     window.page.get_by_role("combobox", name="X axis").select_option("time")
     window.page.get_by_role("application", name=re.compile("^grown over seconds")).wait_for()
+    over_time = [[value for _, value in epochs]] * 2
+    assert [window.page.evaluate(drawn, name) for name in ("loss", "grown")] == [over_time, over_time]
     shutil.rmtree(path)
 
 
