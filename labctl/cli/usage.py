@@ -75,6 +75,8 @@ def _before_command(arguments: list[str], commands: Collection[str]) -> tuple[st
     if place:
         moved = shlex.join([arguments[place], *arguments[:place], *arguments[place + 1 :]])
         return f"`{option}` is before the command", f"options follow the command: labctl {moved}"
+    if option in WITH_VALUE and len(arguments) > 2 and not arguments[2].startswith("-"):
+        return _unknown_command(arguments[2], commands)
     if option in WITH_VALUE:
         return f"no command is named for `{option}`", f"name a command; options follow it; {LIST}"
     return f"no option `{option}`", LIST

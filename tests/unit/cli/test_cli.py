@@ -165,6 +165,7 @@ USAGE = {
         "no command is named for `-C`",
         "name a command; options follow it; `labctl --help` lists all commands",
     ),
+    "misspelt after an option": ("-C mylab statsu", "no command `statsu`", "did you mean `labctl status`?"),
     "option alone": ("-v", "no option `-v`", "`labctl --help` lists all commands"),
     "option misspelt": ("up --dryrun", "`labctl up` has no option `--dryrun`", "did you mean `--dry-run`?"),
     "option of a command of runs": ("show --jsn", "`labctl show` has no option `--jsn`", "did you mean `--json`?"),
