@@ -115,7 +115,7 @@ def _by_message(message: str, project: Project | None, settings: Mapping[str, st
     """Return advice on a failure by its message; empty if there is none."""
     if advice := _left_out(message, project, settings) or _missing_device(message):
         return advice
-    return _missing_module(message, settings) or _missing_path(message, project, settings) or _step(message)
+    return _missing_module(message, project, settings) or _missing_path(message, project, settings) or _step(message)
 
 
 def _near_metric(result: Result) -> str:
@@ -184,7 +184,7 @@ def _other_place(name: str, project: Project) -> str:
     return f"ranks start in {start}: name it {os.path.relpath(project.root / inside, start)}"
 
 
-def _missing_module(message: str, settings: Mapping[str, str]) -> str:
+def _missing_module(message: str, project: Project | None, settings: Mapping[str, str]) -> str:
     """Return advice if the message misses a Python module: where to add its package, or mounts; else empty."""
     match = re.search(NO_MODULE, message)
     if not match:
@@ -194,11 +194,19 @@ def _missing_module(message: str, settings: Mapping[str, str]) -> str:
         return f"LAB_PACKAGES={module} in .env, then `labctl up`: its build for the image's torch, by the index of that"
     package = PACKAGES.get(module, f"the package of `{module}`")
     file = settings.get("LAB_REQUIREMENTS", "")
+    if not file and project and _lists(listed := project.root / "requirements.txt", PACKAGES.get(module, module)):
+        return f"LAB_REQUIREMENTS={shlex.quote(str(listed))} in .env, as it lists {package}, then `labctl up`"
     add = f"add {package} to {f'{file} (LAB_REQUIREMENTS)' if file else 'LAB_PACKAGES in .env'}, then `labctl up`"
     return (
         f"{add}; if `{module}` is code of yours: check its name, or, if it lies in another folder of your clone, add "
         f"that folder to LAB_ENV_PYTHONPATH in .env as ranks see it, mounted by LAB_MOUNTS"
     )
+
+
+def _lists(requirements: Path, package: str) -> bool:
+    """Tell if a file of requirements can be read and has a line of this package."""
+    text = requirements.read_text(errors="replace") if requirements.is_file() else ""
+    return bool(re.search(rf"(?mi)^{re.escape(package)}(?![\w.-])", text))
 
 
 def _missing_path(message: str, project: Project | None, settings: Mapping[str, str]) -> str:

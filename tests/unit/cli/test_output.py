@@ -398,6 +398,22 @@ def test_advice_on_a_missing_path_or_module_knows_what_the_lab_mounts_and_instal
     assert module.startswith("add scikit-learn to mine/requirements.txt (LAB_REQUIREMENTS), then `labctl up`; ")
 
 
+def test_a_missing_module_that_the_project_lists_is_installed_by_its_requirements(tmp_path: Path) -> None:
+    """Advise on modules with requirements.txt in the project: its path for a package that it lists, else the other."""
+    (tmp_path / "requirements.txt").write_text("# nltk\nscikit-learn>=1\ninflect2\nnltk-data\n")
+
+    def advice(module: str, **settings: str) -> str:
+        """Return the next step after this module is not found."""
+        failed = replace(RESULT, verdict="ERROR", cause="rank-crashed", message=f"No module named '{module}'")
+        return next_step(failed, Project(root=tmp_path), settings)
+
+    listed = f"LAB_REQUIREMENTS={tmp_path}/requirements.txt in .env, as it lists scikit-learn, then `labctl up`"
+    assert advice("sklearn") == listed
+    assert advice("sklearn", LAB_REQUIREMENTS="mine.txt").startswith("add scikit-learn to mine.txt (LAB_REQUIREMENTS)")
+    assert "LAB_PACKAGES" in advice("inflect")
+    assert "LAB_PACKAGES" in advice("nltk")
+
+
 def test_an_option_that_a_script_does_not_take_is_told_the_nearest_of_its_usage(tmp_path: Path) -> None:
     """Format argparse's error with the usage in the log: the nearest option, or the general advice."""
     usage = "usage: train.py [-h] [--data DATA]\n                [--lr LR]\n"
