@@ -66,7 +66,7 @@ def _scan(directory: Path, launchers: tuple[str, ...], name: str = "") -> tuple[
     """Read workload files, all or those that contain ``name``; return workloads, errors. ConfigError without folder."""
     if not directory.is_dir():
         hint = "cd into the lab's directory, or name it: -C DIRECTORY; `labctl init mylab` creates one"
-        raise ConfigError(f"{directory}: no such folder of workloads", hint=hint)
+        raise ConfigError(f"{directory.parent} is not a lab directory (no {directory.name}/)", hint=hint)
     declared: list[Declared] = []
     errors: list[ConfigError] = []
     for path in sorted(directory.glob(f"*/{FILE}")):

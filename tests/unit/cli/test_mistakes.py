@@ -45,6 +45,7 @@ def test_a_directory_that_is_no_lab_is_told_apart(
     answer = labctl(*command.split())
     assert answer.code == 2
     assert "-C DIRECTORY; `labctl init mylab` creates one" in answer.err
+    assert f"{tmp_path / 'other'} is not a lab directory" in answer.err
 
 
 @pytest.mark.parametrize(

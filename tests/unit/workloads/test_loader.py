@@ -372,7 +372,7 @@ def test_a_name_declared_twice_is_refused_with_both_places(tmp_path: Path) -> No
 
 def test_a_missing_or_empty_folder_of_workloads_is_an_error(tmp_path: Path) -> None:
     """List a missing folder or load from an empty one: ConfigError."""
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match=r"is not a lab directory \(no absent/\)"):
         list_all(tmp_path / "absent", LAUNCHERS)
     with pytest.raises(ConfigError, match="no workload is declared here"):
         load(tmp_path, "opt", LAUNCHERS)
