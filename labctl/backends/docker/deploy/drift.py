@@ -64,16 +64,21 @@ def find(
 
 
 def renewed_keys(lab: Lab) -> dict[str, str]:
-    """Return the nodes whose key files are to be written, each with the reason: sshd reads them only at its start."""
+    """Return the containers whose key files are to be written, each with the reason: they are read only at the start.
+
+    The launcher's own key has been replaced if no worker admits it.
+    """
     files = ssh_keys.outdated(lab)
+    admitting = {f"{naming.node_directory(node.name)}/ssh/authorized_keys" for node in lab.nodes}
 
     def has_renewed(node: str) -> bool:
         """Return True if one of the files is among the node's keys."""
         folder = f"{naming.node_directory(node)}/ssh/"
         return any(path.startswith(folder) for path in files)
 
-    nodes = filter(has_renewed, (node.name for node in lab.nodes))
-    return dict.fromkeys(nodes, "its key files were edited")
+    nodes = [*filter(has_renewed, (node.name for node in lab.nodes))]
+    launcher = [LAUNCHER] if admitting.issubset(files) else []
+    return dict.fromkeys([*launcher, *nodes], "its key files were edited")
 
 
 def replaced(lab: Lab, engine: Engine, containers: Iterable[Container]) -> dict[str, str]:

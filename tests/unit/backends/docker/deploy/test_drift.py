@@ -194,3 +194,12 @@ def test_a_node_whose_key_files_were_edited_is_made_anew(rack: Rack) -> None:
     assert drift.renewed_keys(rack.lab) == {}
     (ssh_keys.ssh_directory(rack.lab, "worker-1") / "authorized_keys").write_text("")
     assert drift.renewed_keys(rack.lab) == {"worker-1": "its key files were edited"}
+
+
+def test_the_launcher_is_made_anew_if_its_key_was_replaced(rack: Rack) -> None:
+    """A launcher copies its key when it starts: with another one, no worker would let it in."""
+    rack.up()
+    identity = ssh_keys.launcher_directory(rack.lab) / ssh_keys.IDENTITY
+    identity.unlink()
+    ssh_keys.ensure_pair(identity)
+    assert [*drift.renewed_keys(rack.lab)] == ["launcher", *(node.name for node in rack.lab.nodes)]
