@@ -18,7 +18,7 @@ from labctl.accelerators import leases
 from labctl.backends.docker import agent
 from labctl.backends.docker.checks.engine import judge_skew, skew
 from labctl.backends.docker.checks.examination import RECREATE, SSH_SECONDS, UP, CheckContext
-from labctl.backends.docker.deploy import drift, plan
+from labctl.backends.docker.deploy import applied, drift, plan
 from labctl.backends.docker.hosts import ssh_errors
 from labctl.backends.finding import LIMIT, Finding, error, ok, warn
 from labctl.backends.state import Container, lost, not_running
@@ -74,7 +74,8 @@ def state(ctx: CheckContext, name: str, container: Container | None, fingerprint
         return finding
     image = ctx.observed.image
     if image and (reason := plan.why_not_current(container, fingerprint, image)):
-        return wrong("LAB-NODE-003", f"is out of date: {reason}", "`labctl run` refuses a lab that is out of date", UP)
+        why = plan.named(reason, applied.changed(ctx.lab.directory, ctx.settings))
+        return wrong("LAB-NODE-003", f"is out of date: {why}", "`labctl run` refuses a lab that is out of date", UP)
     # A node that was paused is unhealthy until its next health check, without a reason.
     if container.health == "unhealthy" and container.reason:
         summary, impact = f"is unhealthy: {container.reason}", "a machine that is too busy, or a node that hangs"

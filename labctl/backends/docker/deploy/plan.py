@@ -24,6 +24,7 @@ from labctl.backends.docker.deploy.steps import (
 from labctl.backends.plan import HostStep, Plan, Step
 from labctl.backends.state import Container, ObservedState, altered, lost
 from labctl.model import HERE, File, Host, Lab
+from labctl.system import human
 
 CHANGED = "configuration changed"
 """Reason of a container that was made from another compose file."""
@@ -98,6 +99,11 @@ def removals(
     modified = tuple(container for container in expected if container not in stuck and altered(container))
     if modified:
         yield modified, "; ".join(f"{container.node}: {altered(container)}" for container in modified)
+
+
+def named(reason: str, changed: tuple[str, ...]) -> str:
+    """Return the reason of a container that is not current: the changed settings, if it is those and they are known."""
+    return f"{human.listed(changed)} changed" if changed and reason == CHANGED else reason
 
 
 def why_stuck(lab: Lab, container: Container, unusable: Mapping[str, str]) -> str | None:

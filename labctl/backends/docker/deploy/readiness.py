@@ -28,7 +28,7 @@ from labctl.model import Job, Lab, Result, Workload
 from labctl.records import store
 from labctl.records.active import ActiveRun, in_use, in_use_text
 from labctl.records.left import out_of_reach
-from labctl.system import hostdump, human, routing
+from labctl.system import hostdump, routing
 
 
 def not_up(lab: Lab, containers: tuple[str, ...], observed: ObservedState) -> list[tuple[str, str]]:
@@ -102,8 +102,7 @@ def _state(lacking: list[tuple[str, str]]) -> str:
 
 def named(lacking: list[tuple[str, str]], changed: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the containers that are not current, with the changed settings as reason, if they are known."""
-    reason = f"{human.listed(changed)} changed"
-    return [(name, reason if changed and why == plan.CHANGED else why) for name, why in lacking]
+    return [(name, plan.named(why, changed)) for name, why in lacking]
 
 
 def out_of_date(lab: Lab, observed: ObservedState, changed: tuple[str, ...]) -> str:

@@ -31,6 +31,7 @@ from labctl.backends.docker.checks.examination import CheckContext
 from labctl.backends.docker.checks.run import CHECKS, NODE_CHECKS, Check
 from labctl.backends.docker.compose import ssh_keys
 from labctl.backends.docker.daemon import DockerEngine
+from labctl.backends.docker.deploy import applied
 from labctl.backends.docker.hosts.ssh import LocalConnection
 from labctl.backends.docker.images import catalog, foreign
 from labctl.backends.docker.lab import cluster
@@ -1275,6 +1276,17 @@ def test_a_node_is_judged_by_what_the_engine_says_of_it(
     findings = list(nodes.states(replace(examination, engine=cast(DockerEngine, planted))))
     assert wrong(iter(findings)) == ([code] if code else [])
     assert [finding.node for finding in findings] == ["launcher", "worker-0", "worker-1"]
+
+
+def test_a_node_that_is_out_of_date_names_the_changed_setting(
+    examined: Callable[..., CheckContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Doctor names the settings that `labctl status` names."""
+    monkeypatch.setattr(applied, "changed", lambda *_: ("LAB_SHM_SIZE",))
+    examination = examined()
+    planted = Engine(observed=builders.observed(examination.lab, worker_0={"fingerprint": "other"}))
+    findings = nodes.states(replace(examination, engine=cast(DockerEngine, planted)))
+    assert "is out of date: LAB_SHM_SIZE changed" in [finding.summary for finding in findings]
 
 
 def listener(**changes: Any) -> dict[str, Any]:
