@@ -79,6 +79,15 @@ STEPS = (
     (f"{NOT_TAKEN}--local[-_]rank", "leave out --local-rank: the variable LOCAL_RANK is set for each rank"),
     (NOT_TAKEN, "the script has no such option: --set KEY=VALUE gives it --KEY VALUE, and what follows `--` unchanged"),
     ("the following arguments are required: ", "pass them to the script after `--`, or by --set KEY=VALUE"),
+    (
+        r"failed to run command .(\S*/\S+).: No such file",
+        "the nodes have no file `{0}`, or not the program that its first line (`#!`) names",
+    ),
+    (
+        r"failed to run command .(\S+).: No such file",
+        "the image has no program `{0}`: check its name, or add its package to LAB_PACKAGES or LAB_APT in .env, "
+        "then `labctl up`",
+    ),
     ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
 )
 """Pattern of a result's message, and advice; ``{0}`` is the first group."""

@@ -81,7 +81,8 @@ WORDS: tuple[tuple[Domain, Retry, tuple[str, ...]], ...] = (
         ),
     ),
     # A server that is busy, or away for a moment, in the words of an exception that else means the code.
-    ("unknown", "unknown", (r"(?i:connection error|\btimed? ?out\b|slow ?down|try again)",)),
+    # The program `timeout`, which starts ranks, is not meant.
+    ("unknown", "unknown", (r"(?i:connection error|\btimed? ?out\b(?!: failed to run )|slow ?down|try again)",)),
     # A rank that tells of its peers alone: why they are gone is not known.
     ("unknown", "unknown", (f"(?i:{last_words.PEER_LOST})",)),
     (
@@ -113,7 +114,8 @@ WORDS: tuple[tuple[Domain, Retry, tuple[str, ...]], ...] = (
             r"\b(?:ModuleNotFound|Import|Syntax|Indentation|Name|UnboundLocal|Attribute|NotImplemented)Error\b"
             r"|\bNo module named ",
             r"\b(?:Type|Key|Index|Value|Assertion|ZeroDivision|FloatingPoint|Overflow|Recursion)Error\b",
-            r"\b(?:FileNotFound|NotADirectory|IsADirectory|Permission|UnicodeDecode|UnicodeEncode)Error\b",
+            r"\bEOFError: EOF when reading a line"
+            r"|\b(?:FileNotFound|NotADirectory|IsADirectory|Permission|UnicodeDecode|UnicodeEncode)Error\b",
             r"\b(?:Validation|ConfigAttribute|ConfigKey|Scanner|InvalidArgument|Usage)Error\b",
         ),
     ),

@@ -378,6 +378,23 @@ def test_a_file_beside_the_project_is_to_be_mounted_and_named_by_its_path(tmp_pa
     assert "LAB_MOUNTS" not in advice("../a.npy")
 
 
+@pytest.mark.parametrize(
+    ("program", "advice"),
+    [
+        ("./a.sh", "the nodes have no file `./a.sh`, or not the program that its first line (`#!`) names"),
+        (
+            "lm_eval",
+            "the image has no program `lm_eval`: check its name, or add its package to LAB_PACKAGES or LAB_APT",
+        ),
+    ],
+)
+def test_advice_on_a_program_that_does_not_start(program: str, advice: str) -> None:
+    """A script that is there, but not its interpreter, fails in the words of a missing file."""
+    message = f"rank 0 on a exited with code 127: timeout: failed to run command '{program}': No such file or directory"
+    failed = replace(RESULT, verdict="ERROR", cause="rank-crashed", message=message)
+    assert next_step(failed).startswith(advice)
+
+
 def test_advice_on_a_missing_path_or_module_knows_what_the_lab_mounts_and_installs(tmp_path: Path) -> None:
     """Advise on paths with a mount in LAB_MOUNTS, and on a module with LAB_REQUIREMENTS."""
     (tmp_path / "data").mkdir()

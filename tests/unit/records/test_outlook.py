@@ -39,6 +39,8 @@ OWN = {
     "killed": ("step 3", 137, UNKNOWN, UNKNOWN),
     "says Killed": ("step 3\nKilled", 137, UNKNOWN, UNKNOWN),
     "segmentation fault": ("step 3\nFatal Python error: Segmentation fault", 139, UNKNOWN, UNKNOWN),
+    "nobody answers": (f"{RAISED}EOFError: EOF when reading a line", 1, WORKLOAD, DOES_NOT),
+    "no program": ("timeout: failed to run command './a.sh': No such file or directory", 127, WORKLOAD, DOES_NOT),
     "no word": ("step 3", 3, UNKNOWN, UNKNOWN),
     "key error": (f"{RAISED}KeyError: 'input_ids'", 1, WORKLOAD, DOES_NOT),
     "arguments": (
