@@ -29,7 +29,6 @@ from labctl.cli.common import (
     confirmation,
     context,
 )
-from labctl.cli.next_step import next_step
 from labctl.cli.output import table, width_of, wrapped
 from labctl.errors import ConfigError, HostError, Interrupted
 from labctl.model import COMPLETED, Result
@@ -44,8 +43,6 @@ WHOLE = ("command", "next", "debug bundle", "files")
 """Rows of a result that are commands or paths."""
 SHOWN, FOUND, CHANGES = 8, 3, 6
 """Ranks, lines with metrics that were found, and changes of nodes that the text of a result has at most."""
-USAGE = 64 << 10
-"""Last bytes of a log in which a script's usage is looked for."""
 
 
 def workloads_command(directory: Directory = HERE, json: Json = False) -> None:
@@ -353,16 +350,14 @@ def run_text(run: Result | RunSummary, lab: Path, columns: int = 0, command: str
     Sentences are broken at ``columns``, 0 for none; commands and paths are not, so that they can be copied.
     """
     from labctl.records import note as notes
-    from labctl.records import store
+    from labctl.runs import next_step
 
     rows = [("run", run.run_id), *([("command", command)] if command else [])]
     if note := notes.read(lab / "runs" / run.run_id):
         rows.append(("note", note))
     if isinstance(run, Result):
-        record = lab / "runs" / run.run_id
         rows += result_rows(run)
-        log = store.last_lines(record / store.OUTPUT, USAGE) if "unrecognized arguments" in run.message else ()
-        if step := next_step(run, store.workload(record).project, store.settings(record), log):
+        if step := next_step.of_record(lab / "runs" / run.run_id, run):
             rows.append(("next", step))
     else:
         rows.append(("state", ", ".join(filter(None, (run.shown_state, run.step)))))

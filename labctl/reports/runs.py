@@ -24,7 +24,7 @@ from labctl.reports import chart, curves, samples
 from labctl.reports.chart import Bar
 from labctl.reports.curves import Chart, Label, Points, Series
 from labctl.reports.page import policy, render, static
-from labctl.runs import compare, origin, series
+from labctl.runs import compare, next_step, origin, series
 from labctl.runs.compare import Comparison, Difference, RecordedRun
 from labctl.system import files, human
 
@@ -113,6 +113,8 @@ class Section(Struct, frozen=True):
     """Sentence on the node that the others waited for; empty if there is none."""
     command: str
     """The command line that repeats it, as far as it is recorded; else empty."""
+    next_step: str
+    """What to try after it; empty without advice."""
     origin: Mapping[str, str]
     """Arguments, image, nodes, hosts, devices and code, for people."""
 
@@ -510,6 +512,7 @@ def _section(label: str, run: RecordedRun, path: Path, folder: str) -> Section:
         last=_excerpt(lines[-EXCERPT:]),
         late=straggler.sentence(result.straggler) if result.straggler else "",
         command=run.command,
+        next_step=next_step.of_record(path, result),
         origin=_origin(path, run),
     )
 

@@ -559,6 +559,14 @@ def test_a_failed_run_shows_the_lines_with_the_cause_before_its_figures(tmp_path
     assert "step 80" not in cause
 
 
+def test_the_head_of_the_page_of_a_failed_run_says_what_is_next(tmp_path: Path) -> None:
+    message = "rank 0 on worker-0 exited with code 1: EOFError: EOF when reading a line"
+    records.write(tmp_path, FIRST, verdict="ERROR", cause="rank-crashed", message=message, exit_code=4)
+    header = report(tmp_path, FIRST).html.partition("<main>")[0]
+    step = "nobody can answer a rank: pass what it asks for as an argument, after <code>--</code>"
+    assert f"<p>Next: {step}</p>" in header
+
+
 def test_a_run_that_missed_a_criterion_shows_the_line_of_its_metric_in_place_of_a_cause(tmp_path: Path) -> None:
     """Report a missed criterion: the last line of its metric, and no lines with the cause."""
     log = "failed to load libnvml\nThroughput: 99 samples/sec\nThroughput: 24.8 samples/sec\nstep 1/1 loss 7\nbye\n"

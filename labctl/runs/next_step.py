@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from labctl.errors import nearest
 from labctl.model import COMPLETED, Project, Result
+from labctl.records import store
 
 NONE: Mapping[str, str] = MappingProxyType({})
 PACKAGES = {
@@ -91,6 +92,14 @@ STEPS = (
     ("EOFError: EOF when reading a line", "nobody can answer a rank: pass what it asks for as an argument, after `--`"),
 )
 """Pattern of a result's message, and advice; ``{0}`` is the first group."""
+USAGE = 64 << 10
+"""Last bytes of a log in which a script's usage is looked for."""
+
+
+def of_record(record: Path, result: Result) -> str:
+    """Return what to try after the run of a record ended this way; empty without advice."""
+    log = store.last_lines(record / store.OUTPUT, USAGE) if "unrecognized arguments" in result.message else ()
+    return next_step(result, store.workload(record).project, store.settings(record), log)
 
 
 def next_step(
