@@ -72,12 +72,12 @@ def going_on(lab: Lab, workload: Workload, run_id: str, ranks: int) -> tuple[Wor
 
 def _by_hand(lab: Lab, workload: Workload, run_id: str) -> str:
     """Return how to resume a run of a workload that does not declare it, from what looks like a checkpoint if any."""
-    saved = _newest(store.directory(lab.directory, run_id))
+    saved = newest(store.directory(lab.directory, run_id))
     pattern = _pattern(saved) if saved else "work/checkpoints/*"
     resume = f"`resume: {{argument: --resume, checkpoint: '{pattern}'}}`"
     if workload.directory != Path():
         return f"if the script has such an option, add {resume} to {workload.declared.partition(':')[0]}"
-    path = f"/workspace/{inputs.RUNS}/{run_id}/{saved or 'work/CHECKPOINT'}"
+    path = in_nodes(run_id, saved or "work/CHECKPOINT")
     dashes = "" if workload.declared.startswith("-- ") else "-- "
     words = shlex.join([*workload.arguments, "--resume", path])
     return (
@@ -89,17 +89,27 @@ def _by_hand(lab: Lab, workload: Workload, run_id: str) -> str:
 def _other_pattern(lab: Lab, workload: Workload, run_id: str) -> str:
     """Return the pattern that what looks like a checkpoint of the run matches; else how to have some saved."""
     top = store.directory(lab.directory, run_id)
-    saved = _newest(top)
+    saved = newest(top)
     if saved is None or (workload.resume and any(top.glob(workload.resume.checkpoint))):
         return "have the script save checkpoints, as opt-*, lora-clm and vit do with --set save-every=STEPS"
     return f"the run has {saved}, which `checkpoint: '{_pattern(saved)}'` matches"
 
 
-def _newest(top: Path) -> PurePosixPath | None:
-    """Return the newest file that looks like a checkpoint, by its path in a run's directory; None if none."""
-    saved = [path for path in top.rglob("*") if SAVED.search(path.name) and path.is_file()]
-    newest = max(saved, key=lambda path: path.stat().st_mtime, default=None)
-    return PurePosixPath(newest.relative_to(top)) if newest else None
+def newest(top: Path) -> PurePosixPath | None:
+    """Return the newest file that looks like a checkpoint, by its path in a run's directory; None if none.
+
+    A file that was copied with the code is none.
+    """
+    copied = store.job(top).code
+    found = (path for path in top.rglob("*") if SAVED.search(path.name) and path.is_file())
+    saved = [path for path in found if str(path.relative_to(top)) not in copied]
+    last_saved = max(saved, key=lambda path: path.stat().st_mtime, default=None)
+    return PurePosixPath(last_saved.relative_to(top)) if last_saved else None
+
+
+def in_nodes(run_id: str, saved: PurePosixPath | str) -> str:
+    """Return the path at which ranks see a file of a run."""
+    return f"/workspace/{inputs.RUNS}/{run_id}/{saved}"
 
 
 def _pattern(saved: PurePosixPath) -> str:

@@ -40,6 +40,7 @@ from labctl.model import (
     Project,
     Rank,
     Result,
+    Resume,
     Secret,
     Workload,
 )
@@ -579,6 +580,7 @@ class DeclaredWorkload(Struct, frozen=True):
     project: Project | None = None
     metrics: tuple[Metric, ...] = ()
     launcher_arguments: tuple[str, ...] = ()
+    resume: Resume | None = None
 
 
 class _DeclaredJob(Struct, frozen=True):

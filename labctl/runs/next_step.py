@@ -10,8 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from labctl.errors import nearest
+from labctl.jobs import checkpoints
 from labctl.model import COMPLETED, Project, Result
 from labctl.records import store
+from labctl.runs import compare
 
 NONE: Mapping[str, str] = MappingProxyType({})
 PACKAGES = {
@@ -98,8 +100,23 @@ USAGE = 64 << 10
 
 def of_record(record: Path, result: Result) -> str:
     """Return what to try after the run of a record ended this way; empty without advice."""
+    if result.cause == "interrupted":
+        return _going_on(record, result.run_id)
     log = store.last_lines(record / store.OUTPUT, USAGE) if "unrecognized arguments" in result.message else ()
     return next_step(result, store.workload(record).project, store.settings(record), log)
+
+
+def _going_on(record: Path, run_id: str) -> str:
+    """Return how to go on from the last checkpoint of a stopped run; empty if it saved none."""
+    if declared := store.workload(record).resume:
+        checkpoint, _ = checkpoints.last(record.parent.parent, run_id, declared)
+        return f"`labctl run --resume {run_id}` goes on from {checkpoint}" if checkpoint else ""
+    saved, command = checkpoints.newest(record), compare.command(record)
+    if not (saved and command):
+        return ""
+    dashes = "" if " -- " in command else "-- "
+    path = checkpoints.in_nodes(run_id, saved)
+    return f"pass the checkpoint by the script's own option, as in: `{command} {dashes}--resume {path}`"
 
 
 def next_step(

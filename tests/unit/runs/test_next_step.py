@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from support import records
 
 from labctl.model import Project, Result
 from labctl.runs.next_step import next_step, of_record
@@ -222,3 +223,51 @@ def test_a_file_that_is_named_from_beside_the_project_is_named_from_where_ranks_
     message = "rank 0 exited with code 1: FileNotFoundError: No such file or directory: 'mine/words.txt' (a.py:3)"
     step = of_record(record, replace(CRASHED, message=message))
     assert step == f"ranks start in {root}/data: name it ../words.txt"
+
+
+def stopped(lab: Path, workload: dict[str, object], **request: object) -> Path:
+    """Write the record of a run, without a checkpoint; return its directory."""
+    record = records.write(lab, "r1", request={"options": request})
+    job = json.loads((record / "job.json").read_text())
+    job["job"]["workload"] |= workload
+    (record / "job.json").write_text(json.dumps(job))
+    return record
+
+
+STOPPED = replace(CRASHED, cause="interrupted", message="stopped by SIGINT")
+
+
+def test_a_stopped_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    """Advise on a stopped run of a workload that resumes, before and after it saved a checkpoint."""
+    record = stopped(tmp_path, {"resume": ["--resume", "checkpoints/step-*", ""]})
+    assert of_record(record, STOPPED) == ""
+    (record / "checkpoints/step-60").mkdir(parents=True)
+    assert of_record(record, STOPPED) == "`labctl run --resume r1` goes on from r1/checkpoints/step-60"
+
+
+@pytest.mark.parametrize(
+    ("request_", "command"),
+    [
+        ({"script": "/srv/train.py"}, "labctl run --script /srv/train.py -- "),
+        ({"script": "/srv/train.py", "words": ["--lr", "1"]}, "labctl run --script /srv/train.py -- --lr 1 "),
+        ({"command": ["python", "train.py"]}, "labctl run -- python train.py "),
+    ],
+)
+def test_a_stopped_script_gets_its_checkpoint_by_its_own_option(
+    tmp_path: Path, request_: dict[str, object], command: str
+) -> None:
+    """Advise on a stopped run of a script without a workload.yml, before and after it saved a checkpoint."""
+    record = stopped(tmp_path, {}, **request_)
+    assert of_record(record, STOPPED) == ""
+    (record / "work/last.pt").touch()
+    line = f"{command}--resume /workspace/runs/r1/work/last.pt"
+    assert of_record(record, STOPPED) == f"pass the checkpoint by the script's own option, as in: `{line}`"
+
+
+def test_a_model_among_the_code_is_no_checkpoint(tmp_path: Path) -> None:
+    """Advise on a stopped script whose project has a .pt file, which the run's code was copied with."""
+    record = stopped(tmp_path, {}, script="/srv/train.py")
+    (record / "work/weights.pt").touch()
+    job = json.loads((record / "job.json").read_text())
+    (record / "job.json").write_text(json.dumps({**job, "code": {"work/weights.pt": "0" * 64}}))
+    assert of_record(record, STOPPED) == ""
