@@ -128,6 +128,11 @@ class Section(Struct, frozen=True):
         """True if the run is under way."""
         return self.result.verdict == RUNNING
 
+    @property
+    def kind(self) -> str:
+        """Return the kind of its end, which its look shows: a run that was stopped has not failed."""
+        return "interrupted" if self.result.cause == "interrupted" else self.result.outcome
+
 
 class Report(Struct, frozen=True):
     """An HTML page, and its pictures as PNG by file name."""

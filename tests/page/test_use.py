@@ -382,5 +382,6 @@ def test_a_run_is_stopped_by_its_page_only_if_one_says_so(served: Served, open_p
     stop.click()
     dialog.get_by_role("button", name=re.compile("^Stop")).click()
     page.get_by_role("banner").get_by_text(re.compile("interrupted")).first.wait_for(timeout=60_000)
+    assert page.locator("header .status").get_attribute("class") == "status interrupted"
     result = served.lab.call("show", run_id, "--json").expect(0).json
     assert (result["verdict"], result["cause"]) == ("ERROR", "interrupted")

@@ -147,7 +147,8 @@
     write(when.firstChild, start ? ago(now() - run.started) : "", start?.toLocaleString() ?? "");
     write(workload, run.workload ?? "");
     write(result, [verdict(run), run.outcome ? "" : run.step].filter(Boolean).join(" "));
-    result.className = `status ${verdict(run).toLowerCase()}`;
+    // A run that was stopped has not failed.
+    result.className = `status ${run.cause === "interrupted" ? "interrupted" : verdict(run).toLowerCase()}`;
     write(cause, run.cause ?? "");
     write(loss, figure(run.loss));
     write(throughput, isMissing(run.value) ? "" : [run.metric, figure(run.value), run.unit].filter(Boolean).join(" "));

@@ -509,6 +509,17 @@ def test_a_run_that_its_user_stopped_says_nothing_of_another_attempt(tmp_path: P
     assert "Retry:" not in html
 
 
+def test_a_run_that_its_user_stopped_does_not_look_failed(tmp_path: Path) -> None:
+    """Report a stopped run alone and beside one that crashed: its ERROR has the neutral look, the other's has not."""
+    records.write(tmp_path, FIRST, verdict="ERROR", cause="interrupted", message="stopped", exit_code=130)
+    records.write(tmp_path, SECOND, verdict="ERROR", cause="rank-crashed", message="crashed", exit_code=4)
+    html = report(tmp_path, FIRST).html
+    assert '<header class="interrupted">' in html
+    assert '<span class="status interrupted">ERROR</span>' in html
+    looks = re.findall('<td class="status ([^"]*)">ERROR</td>', report(tmp_path, FIRST, SECOND).html)
+    assert sorted(looks) == ["error", "interrupted"]
+
+
 def test_a_metric_that_is_the_last_of_several_values_is_said_to_be_at_the_end(tmp_path: Path) -> None:
     """Report a throughput declared as the last one, printed once, then printed twice."""
     path = records.write(tmp_path, FIRST, throughput=24.8)
