@@ -21,6 +21,8 @@ indented, as in a list."""
 MARK = re.compile(r"(?:\[rank(\d+)\]: ?)?(.*)", re.DOTALL)
 # Message of the shell about the program that it started.
 SHELL = re.compile(r"^\S*rank\.sh: line \d+:\s+\d+ ")
+# The program `timeout` starts the ranks: its name would read like a time limit.
+WRAPPER = re.compile(r"^timeout: (?=failed to run command )")
 RULE = re.compile(r"^\W*$")
 # A frame of a traceback, whose beginning may no longer be kept, and its first line.
 TRACEBACK = re.compile(r"^(  File \".+\", line \d+|Traceback \(most recent call last\):$)")
@@ -92,7 +94,7 @@ def kept(speakers: int) -> int:
 
 def quoted(written: Iterable[str], who: str = "") -> str:
     """Return a rank's fatal line or exception, else its last line, as one line; empty if it wrote nothing."""
-    return _words(_reason_lines(who, written))
+    return WRAPPER.sub("", _words(_reason_lines(who, written)))
 
 
 def follows(words: str) -> bool:

@@ -81,8 +81,7 @@ WORDS: tuple[tuple[Domain, Retry, tuple[str, ...]], ...] = (
         ),
     ),
     # A server that is busy, or away for a moment, in the words of an exception that else means the code.
-    # The program `timeout`, which starts ranks, is not meant.
-    ("unknown", "unknown", (r"(?i:connection error|\btimed? ?out\b(?!: failed to run )|slow ?down|try again)",)),
+    ("unknown", "unknown", (r"(?i:connection error|\btimed? ?out\b|slow ?down|try again)",)),
     # A rank that tells of its peers alone: why they are gone is not known.
     ("unknown", "unknown", (f"(?i:{last_words.PEER_LOST})",)),
     (

@@ -32,6 +32,8 @@ FRAMES = "Exception raised from check (most recent call first):\n" + "frame #0: 
         ),
         ("rank.sh: line 9: 12 Segmentation fault      (core dumped) timeout 9 ./prog", ""),
         ("./job.sh: 2: hello: not found", "./job.sh: 2: hello: not found"),
+        ("timeout: failed to run command 'a': No such file", "failed to run command 'a': No such file"),
+        ("timeout: no answer", "timeout: no answer"),
         (TRACEBACK.format("ValueError: no such data"), "ValueError: no such data"),
         (
             TRACEBACK.format("RuntimeError: Error(s) in loading:\n\tsize mismatch for a.\n\tsize mismatch for b."),

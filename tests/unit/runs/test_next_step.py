@@ -123,7 +123,7 @@ def test_a_file_beside_the_project_is_to_be_mounted_and_named_by_its_path(tmp_pa
 )
 def test_advice_on_a_program_that_does_not_start(program: str, advice: str) -> None:
     """A script that is there, but not its interpreter, fails in the words of a missing file."""
-    message = f"rank 0 on a exited with code 127: timeout: failed to run command '{program}': No such file or directory"
+    message = f"rank 0 on a exited with code 127: failed to run command '{program}': No such file or directory"
     failed = replace(CRASHED, message=message)
     assert next_step(failed).startswith(advice)
 
