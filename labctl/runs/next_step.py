@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -100,6 +101,14 @@ USAGE = 64 << 10
 
 def of_record(record: Path, result: Result) -> str:
     """Return what to try after the run of a record ended this way; empty without advice."""
+    # Ranks choose the names in a message and in a record: a path may be too long, or a link lead to itself.
+    with suppress(OSError, ValueError, RuntimeError):
+        return _of_record(record, result)
+    return ""
+
+
+def _of_record(record: Path, result: Result) -> str:
+    """Return what to try, by the parts of the record that advice needs; OSError or alike for a name that is no path."""
     if result.cause == "interrupted":
         return _going_on(record, result.run_id)
     log = store.last_lines(record / store.OUTPUT, USAGE) if "unrecognized arguments" in result.message else ()

@@ -225,6 +225,19 @@ def test_a_file_that_is_named_from_beside_the_project_is_named_from_where_ranks_
     assert step == f"ranks start in {root}/data: name it ../words.txt"
 
 
+@pytest.mark.parametrize("name", ["/" + "x" * 300, "/a\0b"])
+def test_a_name_that_is_no_path_has_no_advice(tmp_path: Path, name: str) -> None:
+    message = f"rank 0 on a exited with code 1: FileNotFoundError: No such file or directory: '{name}'"
+    assert of_record(tmp_path, replace(CRASHED, message=message)) == ""
+
+
+def test_a_checkpoint_that_is_a_link_to_itself_is_none(tmp_path: Path) -> None:
+    record = stopped(tmp_path, {"resume": ["--resume", "checkpoints/step-*", "whole.json"]})
+    (record / "checkpoints").mkdir()
+    (record / "checkpoints/step-1").symlink_to("step-1")
+    assert of_record(record, STOPPED) == ""
+
+
 def stopped(lab: Path, workload: dict[str, object], **request: object) -> Path:
     """Write the record of a run, without a checkpoint; return its directory."""
     record = records.write(lab, "r1", request={"options": request})
