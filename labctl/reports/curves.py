@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from labctl.records.metrics import Sample
 from labctl.reports.samples import Track
 from labctl.runs.compare import RecordedRun
-from labctl.runs.series import of_main_rank, step_times
+from labctl.runs.series import Tally, of_main_rank, step_times
 from labctl.system import human
 
 # Okabe and Ito's colors without black and yellow, which hardly show on dark and on white; with dashes and marks.
@@ -53,6 +53,8 @@ class Series(Struct, frozen=True, kw_only=True):
     name: tuple[str, ...]
     points: Points
     times: Times = ()
+    last: str = ""
+    """The value that came last, as text: nan and infinity, too; empty if it is that of the last point."""
 
 
 class Line(Struct, frozen=True, kw_only=True):
@@ -68,6 +70,8 @@ class Line(Struct, frozen=True, kw_only=True):
     """Lowest and highest value at each point of a line that stands for several; empty for others."""
     times: Times = ()
     """Seconds since the run's output began at each point over steps; empty if unknown."""
+    last: str = ""
+    """The value that came last, as its series has it; empty if the line stands for several."""
 
 
 class Chart(Struct, frozen=True, kw_only=True):
@@ -123,7 +127,8 @@ def of_series(
     values = list(chain.from_iterable((value for _, value in each.points) for each in drawn))
     known = [value for value in values if value is not None]
     lines, merged = _lines(drawn, runs, kinds)
-    remark = "; ".join(filter(None, (merged, remark)))
+    repeated = _repeated(drawn) if along == "step" and not merged else ""
+    remark = "; ".join(filter(None, (merged, remark, repeated)))
     absent = len(values) - len(known)
     caption = f"{human.span(known)} {unit}".rstrip()
     caption += f"; no value for {absent:,} of {len(values):,}" if absent else ""
@@ -140,6 +145,11 @@ def name_of(title: str) -> str:
 def machine_name(title: str) -> str:
     """Return the name of the chart of a quantity that nodes sample, which is no metric's."""
     return name_of(f"machine {title}")
+
+
+def value_text(sample: Sample) -> str:
+    """Return the value of a sample, nan and infinity by their names."""
+    return sample.note or human.number(sample.value)
 
 
 def as_data(charts: Iterable[Chart]) -> str:
@@ -191,6 +201,15 @@ def _lines(series: Sequence[Series], runs: Sequence[Label], kinds: Sequence[str]
     return lines, _merged_of(by_name, max(depth + 1, 2), kinds)
 
 
+def _repeated(series: Sequence[Series]) -> str:
+    """Return of what the lines of series whose steps come again are the medians; empty without such a series."""
+    tallies = [Tally() for _ in series]
+    for tally, each in zip(tallies, series, strict=True):
+        for step, value in each.points:
+            tally.add(step, value)
+    return human.listed(dict.fromkeys(filter(None, (tally.repetition for tally in tallies))))
+
+
 def _by_name(series: Iterable[Series], depth: int) -> dict[tuple[str, ...], list[Series]]:
     """Return series by the first parts of their names."""
     by_name: dict[tuple[str, ...], list[Series]] = {}
@@ -209,7 +228,8 @@ def _line(name: tuple[str, ...], several: Sequence[Series], color: int, dash: in
     (only,) = several
     order = sorted(range(len(only.points)), key=lambda place: only.points[place][0])
     times = [only.times[place] for place in order] if only.times else ()
-    return Line(name=text, points=[only.points[place] for place in order], times=times, color=color, dash=dash)
+    points = [only.points[place] for place in order]
+    return Line(name=text, points=points, times=times, color=color, dash=dash, last=only.last)
 
 
 def _merged_of(by_name: Mapping[tuple[str, ...], Sequence[Series]], parts: int, kinds: Sequence[str]) -> str:
@@ -282,19 +302,24 @@ def _axis(samples: Sequence[Sample]) -> Axis:
 
 def _printed(label: Label, samples: Sequence[Sample], axis: Axis) -> Series:
     """Return the values of a metric of a run along an axis, with their times along steps."""
+    last = value_text(samples[-1])
     if axis == "step":
         times = [sample.seconds for sample in samples]
         points = [(float(sample.step or 0), sample.value) for sample in samples]
-        return Series(name=label, points=points, times=() if None in times else times)
+        return Series(name=label, points=points, times=() if None in times else times, last=last)
     if axis == "seconds":
-        return Series(name=label, points=[(float(sample.seconds or 0), sample.value) for sample in samples])
-    return Series(name=label, points=[(float(number), sample.value) for number, sample in enumerate(samples, 1)])
+        points = [(float(sample.seconds or 0), sample.value) for sample in samples]
+        return Series(name=label, points=points, last=last)
+    points = [(float(number), sample.value) for number, sample in enumerate(samples, 1)]
+    return Series(name=label, points=points, last=last)
 
 
 def _steps(run: RecordedRun) -> dict[str, Any]:
     """Return (step, seconds) for each step of a run, and its times."""
     steps = step_times({name: of_main_rank(samples)[0] for name, samples in run.series.items()})
-    return {"points": [(float(step), seconds) for step, seconds, _ in steps], "times": [end for *_, end in steps]}
+    points = [(float(step), seconds) for step, seconds, _ in steps]
+    last = human.number(points[-1][1]) if points else ""
+    return {"points": points, "times": [end for *_, end in steps], "last": last}
 
 
 def _count(points: Points) -> int:

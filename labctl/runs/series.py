@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -110,6 +111,46 @@ def by_metric(samples: Iterable[Sample]) -> Mapping[str, Sequence[Sample]]:
         else:
             thinned.setdefault(sample.metric, kept or _Thinned()).keep(sample)
     return {name: kept.samples for name, kept in thinned.items()}
+
+
+class Tally:
+    """Count of samples of a metric of one rank, of those without a value, and of epochs in which steps began again."""
+
+    def __init__(self) -> None:
+        self.samples = self._absent = 0
+        self._epochs = 1
+        self._twice = False
+        """True if steps came twice, but not from the first one on."""
+        self._first = self._last = -math.inf
+
+    def add(self, step: float | None, value: float | None) -> None:
+        """Count a sample; its step may be unknown."""
+        self._absent += value is None
+        if step is not None:
+            self._add_step(step)
+        self.samples += 1
+
+    def _add_step(self, step: float) -> None:
+        """Begin another epoch if a step is not behind the first one, as those before it were."""
+        if self._last == -math.inf:
+            self._first = step
+        elif step <= self._first < self._last:
+            self._epochs += 1
+        elif step <= self._last:
+            self._twice = True
+        self._last = step
+
+    @property
+    def absence(self) -> str:
+        """Return ``no value for 3 of 60``; empty if all have one."""
+        return f"no value for {self._absent:,} of {self.samples:,}" if self._absent else ""
+
+    @property
+    def repetition(self) -> str:
+        """Return of what the curve over steps is the median; empty if each step came once."""
+        if self._twice:
+            return "median and range of the values at each step"
+        return f"median and range of {self._epochs:,} epochs at each step" if self._epochs > 1 else ""
 
 
 def main_rank(counts: Mapping[int | None, int]) -> int | None:

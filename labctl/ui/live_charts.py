@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,8 +15,8 @@ from msgspec import Struct
 from labctl.model import Job
 from labctl.records import samples, store
 from labctl.records.metrics import Sample
-from labctl.reports.curves import MOST, Axis, Chart, Line, Points, Times, machine_name, name_of, thinned
-from labctl.runs.series import main_rank, named_rank
+from labctl.reports.curves import MOST, Axis, Chart, Line, Points, Times, machine_name, name_of, thinned, value_text
+from labctl.runs.series import Tally, main_rank, named_rank
 from labctl.system import files, human
 from labctl.system.decode import decode
 
@@ -85,6 +85,8 @@ class LinePoints(Struct, frozen=True, omit_defaults=True):
     times: Times = ()
     band: Sequence[tuple[float | None, float | None]] = ()
     remark: str = ""
+    last: str = ""
+    """The value that came last, as text; empty if it is that of the last point."""
     replaces: bool = False
     """True if all earlier points of the line are replaced."""
 
@@ -113,6 +115,8 @@ class NewPoints:
         self.charts: dict[str, Chart] = {}
         self.remarks: dict[str, str] = {}
         """By the names of charts."""
+        self.last_values: dict[str, str] = {}
+        """The value that came last, as text, by the names of charts of one line."""
         self.replaced: set[str] = set()
         """Names of charts whose earlier points are replaced."""
         self._values: dict[tuple[str, str], dict[float, list[float]]] = {}
@@ -148,7 +152,14 @@ class NewPoints:
         made = self._of_steps(chart, name, ordered) if self.charts[chart].along == "step" else _of_nodes(name, ordered)
         (drawn,) = thinned(msgspec.structs.replace(self.charts[chart], lines=(made,))).lines
         return LinePoints(
-            chart, name, drawn.points, drawn.times, drawn.band, self.remarks.get(chart, ""), chart in self.replaced
+            chart,
+            name,
+            drawn.points,
+            drawn.times,
+            drawn.band,
+            self.remarks.get(chart, ""),
+            self.last_values.get(chart, ""),
+            chart in self.replaced,
         )
 
     def _of_steps(self, chart: str, name: str, ordered: Sequence[tuple[float, list[float]]]) -> Line:
@@ -191,8 +202,8 @@ class MetricsReader:
         self._timed = ""
         """Metric by which steps are timed: the first with steps and times."""
         self._step, self._at = 0, 0.0
-        self._ranks: dict[str, Counter[int | None]] = {}
-        """Samples of each rank, by metric."""
+        self._ranks: dict[str, dict[int | None, Tally]] = {}
+        """Counts of the samples of each rank, by metric."""
         self._counted = 0
         """Offset up to which they are counted."""
 
@@ -212,6 +223,7 @@ class MetricsReader:
         for sample in filter(None, map(_sample, lines)):
             if sample.rank == drawn.get(sample.metric):
                 self._add(sample, new)
+        self._add_remarks(new, drawn)
         new.replaced |= set() if offset else set(new.charts)
         return end
 
@@ -221,19 +233,29 @@ class MetricsReader:
         while self._counted < end and lines:
             lines, self._counted = lines_after(file, self._counted)
             for sample in filter(None, map(_sample, lines)):
-                self._ranks.setdefault(sample.metric, Counter())[sample.rank] += 1
+                tallies = self._ranks.setdefault(sample.metric, {})
+                tallies.setdefault(sample.rank, Tally()).add(sample.step, sample.value)
 
     def _drawn(self) -> dict[str, int | None]:
         """Return the rank to draw of each metric."""
-        return {metric: main_rank(counts) for metric, counts in self._ranks.items()}
+        return {metric: main_rank(_counts(tallies)) for metric, tallies in self._ranks.items()}
+
+    def _add_remarks(self, new: NewPoints, drawn: Mapping[str, int | None]) -> None:
+        """Add what captions say of all samples so far of the ranks that are drawn."""
+        for metric in drawn.keys() & {chart.title for chart in new.charts.values()}:
+            tallies = self._ranks[metric]
+            tally = tallies[drawn[metric]]
+            rank = named_rank(drawn[metric]) if len(tallies) > 1 else ""
+            new.remarks[name_of(metric)] = "; ".join(filter(None, (tally.absence, rank, tally.repetition)))
+            if metric == self._timed:
+                new.remarks.setdefault(name_of(STEP_TIME), tally.repetition)
 
     def _add(self, sample: Sample, new: NewPoints) -> None:
         """Add the point of a sample, and the time of its step."""
         along: Axis = "seconds" if sample.step is None else "step"
         chart = self._charts.chart(name_of(sample.metric), sample.metric, along, self._units.get(sample.metric, ""))
         x = sample.step if chart.along == "step" else sample.seconds
-        if len(self._ranks.get(sample.metric, ())) > 1:
-            new.remarks[chart.name] = named_rank(sample.rank)
+        new.last_values[chart.name] = value_text(sample)
         if x is not None:
             new.add(chart, "", x, sample.value, sample.seconds)
         self._time(sample, new)
@@ -248,8 +270,14 @@ class MetricsReader:
         # In another epoch steps may begin again.
         if sample.step > self._step > 0:
             chart = self._charts.chart(name_of(STEP_TIME), STEP_TIME, "step", "s")
-            new.add(chart, "", sample.step, (sample.seconds - self._at) / (sample.step - self._step), sample.seconds)
+            seconds = (sample.seconds - self._at) / (sample.step - self._step)
+            new.last_values[chart.name] = human.number(seconds)
+            new.add(chart, "", sample.step, seconds, sample.seconds)
         self._step, self._at = sample.step, sample.seconds
+
+
+def _counts(tallies: Mapping[int | None, Tally]) -> dict[int | None, int]:
+    return {rank: tally.samples for rank, tally in tallies.items()}
 
 
 def _sample(line: bytes) -> Sample | None:

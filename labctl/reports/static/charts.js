@@ -1,8 +1,9 @@
 /* Interactive charts of a page: those of its data block, the JSON in the element #charts, and those that a script adds.
    labctl.charts.add(container, chart) draws one in a new figure of a container; labctl.charts.append(name, line, points,
-   {times, band, remark, replaces}) adds points to one. A chart is {name, title, caption, remark, along, unit, lines: [{name,
-   points: [[x, y]], color, dash, band: [[low, high]], times: [seconds]}]}; a y of null is a gap, a band is the range of the
-   values that a line stands for, times are those of points over steps. */
+   {times, band, remark, last, replaces}) adds points to one. A chart is {name, title, caption, remark, along, unit, lines:
+   [{name, points: [[x, y]], color, dash, band: [[low, high]], times: [seconds], last}]}; a y of null is a gap, a band is the
+   range of the values that a line stands for, times are those of points over steps, last is the text of the value that came
+   last, if it is not that of the last point. */
 "use strict";
 (() => {
   const { element, number } = labctl;
@@ -49,10 +50,10 @@
   // --- lines ---
 
   /* Return a line as a chart keeps it, from its data. */
-  function newLine(place, { name, points = [], band = [], times = [], color = place % 6, dash = place % 6 }) {
+  function newLine(place, { name, points = [], band = [], times = [], last = "", color = place % 6, dash = place % 6 }) {
     const [xs, ys] = [points.map((point) => point[0]), points.map((point) => point[1])];
     const [ranges, seconds] = [band.length ? [...band] : null, times.length ? [...times] : null];
-    const line = { name, color, dash, xs, ys, band: ranges, times: seconds, shown: true, beganAgain: beginsAgain(xs) };
+    const line = { name, color, dash, xs, ys, band: ranges, times: seconds, last, shown: true, beganAgain: beginsAgain(xs) };
     return line.beganAgain ? Object.assign(line, ordered(line, xs)) : line;
   }
 
@@ -63,7 +64,8 @@
 
   /* Add points to a line. Over steps all stay, which may begin again in another epoch. Else a late one is left out, and one
      with the x of the last replaces it. Points without times end those of the line. */
-  function extend(line, points, overSteps, { times = [], band = [], replaces = false }) {
+  function extend(line, points, overSteps, { times = [], band = [], last = "", replaces = false }) {
+    line.last = last;
     if (replaces) Object.assign(line, { xs: [], ys: [], band: null, times: null, beganAgain: false });
     line.beganAgain ||= overSteps && beginsAgain([...line.xs.slice(-1), ...points.map(([x]) => x)]);
     if (band.length) line.band ||= line.ys.map((y) => [y, y]);
@@ -386,17 +388,21 @@
   function values(view) {
     view.place.textContent = view.x === null ? "last" : `${along(view)} ${number(view.x, 7)}`;
     for (const { line, drawn, kind, ys } of view.tracks) {
-      if (kind === "main") line.value.textContent = valueOf(view, drawn, ys);
+      if (kind === "main") line.value.textContent = valueOf(view, line.last, drawn, ys);
     }
   }
 
-  /* Return the value of a line at the crosshair as text, with its range or smoothed value. */
-  function valueOf(view, line, ys) {
-    const at = view.x === null ? lastKnown(line) : nearest(line, view.x);
-    if (at < 0) return "–";
-    const text = `${number(line.ys[at])} ${view.chart.unit}`.trimEnd();
-    if (line.band && line.ys[at] !== null) return `${text} (${line.band[at].map((y) => number(y)).join(" to ")})`;
-    return view.settings.weight && line.ys[at] !== null ? `${text} (smoothed ${number(ys[at])})` : text;
+  /* Return the value of a line at the crosshair as text, with its range or smoothed value; without one that of the end. */
+  function valueOf(view, last, line, ys) {
+    const atEnd = view.x === null;
+    const at = atEnd ? lastKnown(line) : nearest(line, view.x);
+    const cameLast = atEnd && last;
+    if (at < 0 && !cameLast) return "–";
+    const text = `${cameLast || number(line.ys[at])} ${view.chart.unit}`.trimEnd();
+    if (at < 0 || line.ys[at] === null) return text;
+    // The range at the last step is not that of the value which came last.
+    if (line.band) return cameLast ? text : `${text} (${line.band[at].map((y) => number(y)).join(" to ")})`;
+    return view.settings.weight ? `${text} (smoothed ${number(ys[at])})` : text;
   }
 
   // --- crosshair: in all charts with the same axis at once ---

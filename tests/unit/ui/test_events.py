@@ -26,6 +26,7 @@ from labctl.records.active import ActiveRun, Run
 from labctl.records.metrics import Sample
 from labctl.reports import curves
 from labctl.reports.samples import Track
+from labctl.runs.series import Tally
 from labctl.system import filelock
 from labctl.system.process import CompletedProcess
 from labctl.ui import events, watcher
@@ -424,6 +425,43 @@ def test_epochs_whose_steps_begin_again_are_drawn_as_on_the_page_of_the_ended_ru
     drawn = {(x, y, time) for (x, y), time in zip(line.points, line.times, strict=True)}
     assert drawn == {(x, y, time) for (x, y), time in zip(live.points, live.times, strict=True)}
     assert (live.line, live.band, drawn) == ("", (), {(step, value, value) for step, value in epochs})
+    assert live.remark == ended.remark == "median and range of 3 epochs at each step"
+    assert live.last == line.last == "53"
+
+
+def test_a_chart_that_grows_says_that_the_last_value_is_nan(tmp_path: Path) -> None:
+    """Get nan at the last two of four steps, in two reads: the second knows of both, and of all steps."""
+    samples = [Sample(metric="loss", step=step, seconds=step, value=4.0 - step) for step in (1, 2)]
+    samples += [Sample(metric="loss", step=step, seconds=step, value=None, note="nan") for step in (3, 4)]
+    lines = [msgspec.json.encode(sample) + b"\n" for sample in samples]
+    (tmp_path / store.METRICS).write_bytes(b"".join(lines[:3]))
+    reader, new = MetricsReader(LiveCharts(), job()), NewPoints()
+    end = reader.read(tmp_path, 0, NewPoints())
+    (tmp_path / store.METRICS).write_bytes(b"".join(lines))
+    reader.read(tmp_path, end, new)
+    (live, step_time) = new.points()
+    (ended,) = curves.of_series("loss", [curves._printed(("", ""), samples, "step")], [("", "")], "step", "")
+    assert (live.last, live.remark) == (ended.lines[0].last, "no value for 2 of 4") == ("nan", "no value for 2 of 4")
+    assert ended.caption == "2 to 3; no value for 2 of 4"
+    assert (step_time.last, step_time.remark) == ("1", "")
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([1, 2, 3], ""),
+        ([10, 20, 10, 20, 10], "median and range of 3 epochs at each step"),
+        ([1, 1, 2, 2], "median and range of the values at each step"),
+        # A run that went on from a checkpoint.
+        ([1, 2, 3, 2, 3, 4], "median and range of the values at each step"),
+        ([1, None, 2], ""),
+    ],
+)
+def test_the_curve_of_steps_that_come_again_is_explained(steps: list[int | None], text: str) -> None:
+    tally = Tally()
+    for step in steps:
+        tally.add(step, 1.0)
+    assert tally.repetition == text
 
 
 def test_steps_of_an_epoch_without_a_value_keep_the_times_of_the_others() -> None:
