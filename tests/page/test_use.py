@@ -315,11 +315,11 @@ def test_a_chart_is_enlarged_and_its_points_are_saved(served: Served, open_page:
     report = (tmp_path / "report.html").as_uri()
     for address in (f"{served.root}/run/{run_id}", report):
         page = open_page(address, viewport={"width": 1280, "height": 900}).page
-        enlarge_and_save(page, f'step,"loss"\n1,8\n2,7\n3,{400 / EARLIER[run_id]:.6g}\n')
+        enlarge_and_save(page, "aaaaaa-loss.csv", f'step,"loss"\n1,8\n2,7\n3,{400 / EARLIER[run_id]:.6g}\n')
     assert not open_page(report, java_script_enabled=False).page.get_by_text(re.compile("^(Enlarge|CSV)$")).count()
 
 
-def enlarge_and_save(page: Page, points: str) -> None:
+def enlarge_and_save(page: Page, name: str, points: str) -> None:
     """Enlarge the chart of the loss and make it small again, by keyboard, and save its points."""
     size = "(figure) => [figure.clientWidth, figure.clientHeight]"
     chart = page.locator('[data-chart="loss"]')
@@ -332,7 +332,7 @@ def enlarge_and_save(page: Page, points: str) -> None:
     assert chart.evaluate(size) == small
     with page.expect_download() as saved:
         page.get_by_role("link", name="Save loss as CSV").press("Enter")
-    assert saved.value.suggested_filename == "loss.csv"
+    assert saved.value.suggested_filename == name
     assert saved.value.path().read_text() == points
 
 

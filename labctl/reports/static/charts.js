@@ -17,6 +17,7 @@
   const OUTSIDE = -10; // Place of a pointer that is not on the chart.
   const views = new Map();
   const settings = new WeakMap(); // Smoothing, scale and axis of the charts of a container.
+  const block = document.getElementById("charts"); // The charts' data; its data-of begins the names of their files.
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let following = false; // True while charts follow the pointer of another.
 
@@ -324,7 +325,8 @@
     const { name, title } = view.chart;
     view.enlarge = element("button", { type: "button", "aria-pressed": "false", "aria-label": `Enlarge ${title}` }, "Enlarge");
     view.enlarge.addEventListener("click", () => setLarge(view, !view.figure.classList.contains("large")));
-    const file = element("a", { href: "#", download: `${name}.csv`, "aria-label": `Save ${title} as CSV` }, "CSV");
+    const { of } = block.dataset;
+    const file = element("a", { href: "#", download: `${of ? `${of}-` : ""}${name}.csv`, "aria-label": `Save ${title} as CSV` }, "CSV");
     file.addEventListener("click", () => { file.href = `data:text/csv;charset=utf-8,${encodeURIComponent(csv(view))}`; });
     return element("span", { class: "tools" }, view.enlarge, file);
   }
@@ -665,8 +667,7 @@
     for (const view of views.values()) view.plot.redraw(false);
   });
   for (const container of document.querySelectorAll(".charts[data-controls]")) controls(container);
-  const block = document.getElementById("charts");
-  const charts = new Map((block ? JSON.parse(block.textContent) : []).map((chart) => [chart.name, chart]));
+  const charts = new Map(JSON.parse(block.textContent || "[]").map((chart) => [chart.name, chart]));
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const chart = charts.get(figure.dataset.chart);
     if (chart) newView(figure, chart);

@@ -202,12 +202,13 @@ def without_scripts(page: str) -> str:
     assert scripts == [
         (Path(runs.__file__).parent / "static" / name).read_text() for name in (runs.COMMON, *runs.SCRIPTS)
     ]
-    return re.sub(r'<script( type="application/json" id="charts")?>.*?</script>', "", page, flags=re.DOTALL)
+    return re.sub(r'<script( type="application/json" id="charts"[^>]*)?>.*?</script>', "", page, flags=re.DOTALL)
 
 
 def chart_data(page: str) -> list[dict[str, Any]]:
     """Return the data of a page's charts."""
-    data: list[dict[str, Any]] = json.loads(page.partition('id="charts">')[2].partition("</script>")[0])
+    element = page.partition('id="charts"')[2].partition("</script>")[0]
+    data: list[dict[str, Any]] = json.loads(element.partition(">")[2])
     return data
 
 
@@ -485,6 +486,8 @@ def test_a_comparison_shows_curves_before_metrics_and_folds_log_and_environment_
     heads = re.findall("<h2>(.*)</h2>", html)
     assert heads[:3] == ["Runs", "What differs", "Curves"]
     assert heads.count("Curves") == 1
+    assert 'id="charts" data-of="compare">' in html
+    assert f'id="charts" data-of="{FIRST.rpartition("-")[2]}">' in served(tmp_path, read(tmp_path, FIRST))
     assert re.search(r"<details><summary>B</summary>\s*<pre>log of 0.2</pre>\s*</details>", html)
     assert re.findall("<summary>([AB])</summary>", html) == ["A", "B"] * 2
 

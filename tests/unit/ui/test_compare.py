@@ -24,6 +24,9 @@ from labctl.ui.watcher import Watchers
 
 FIRST, SECOND, THIRD = (f"20261125-20361{number}-opt-tiny-{number}ac123" for number in range(3))
 
+DATA = '<script type="application/json" id="charts" data-of="compare">'
+"""Beginning of the data of charts, whose files of points are named after the comparison."""
+
 
 @pytest.fixture
 def site(site: Site) -> Site:
@@ -51,10 +54,8 @@ def test_settings_metrics_and_curves_are_on_one_page(site: Site) -> None:
     html = page(site, FIRST, SECOND)
     assert '<th scope="row">MICRO</th><td data-head="A">1</td><td data-head="B">4</td>' in html
     assert '<th scope="row">loss<span class="dim">at the end</span></th>' in html
-    (data,) = (
-        part.partition("</script>")[0] for part in html.split('<script type="application/json" id="charts">')[1:]
-    )
-    (loss, *_) = json.loads(data)
+    (_, after) = html.split(DATA)
+    (loss, *_) = json.loads(after.partition("</script>")[0])
     assert [line["name"] for line in loss["lines"]] == ["A MICRO=1", "B MICRO=4"]
     assert f'<a href="/token/run/{FIRST}">{FIRST}</a>' in html
 
@@ -84,7 +85,7 @@ def test_equal_runs_have_no_reference(site: Site) -> None:
 
 def lines(html: str) -> list[list[str]]:
     """Return the names of the lines of each chart of a page."""
-    _, _, rest = html.partition('<script type="application/json" id="charts">')
+    _, _, rest = html.partition(DATA)
     data, _, _ = rest.partition("</script>")
     return [[line["name"] for line in chart["lines"]] for chart in json.loads(data)]
 
