@@ -295,6 +295,9 @@ def test_epochs_whose_steps_begin_again_grow_into_the_curve_of_the_ended_run(ser
     window = open_page("about:blank", script=PLOTS)
     window.page.goto(f"{served.root}/run/{run_id}")
     window.until(f"({POINTS})('loss') === 2")
+    figure = window.page.locator('[data-chart="loss"]')
+    figure.get_by_text("11 to 52; median and range of 3 epochs at each step").wait_for()
+    assert figure.locator(".value").inner_text() == "52"
     for step, value in epochs:
         window.page.evaluate(GROW, [step, value])
     drawn = "(name) => plots.findLast((plot) => plot.root.closest(`[data-chart=${name}]`)).data.map((ys) => [...ys])"
