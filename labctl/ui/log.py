@@ -30,6 +30,8 @@ BEFORE_MATCH, AROUND_MATCH = 60, 240
 # Colors, movements and titles of terminals; then other characters that do not show, or that turn text around.
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 UNSEEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# Put before lines by pdsh.
+NODE = re.compile(r"^worker-\d+: ")
 
 
 class LogLine(Struct, frozen=True, kw_only=True):
@@ -338,11 +340,9 @@ def _find_all(content: bytes, wanted: bytes) -> Iterator[tuple[int, int, int, in
 
 def _line(number: int, span: Span, mark: bytes) -> LogLine:
     """Return a line to show, by its number, its bytes, and its time and rank as output.times has them."""
-    when, _, rank = mark.partition(b" ")
-    return LogLine(
-        at=span.at,
-        number=number,
-        text=display_text(span.raw, span.length),
-        rank=int(rank) if rank.isdigit() else None,
-        when=store.moment(when),
-    )
+    when, _, digits = mark.partition(b" ")
+    rank = int(digits) if digits.isdigit() else None
+    text = display_text(span.raw, span.length)
+    # The rank is shown beside it. A bar that was drawn again has no node before its last state anyway.
+    text = text if rank is None else NODE.sub("", text)
+    return LogLine(at=span.at, number=number, text=text, rank=rank, when=store.moment(when))

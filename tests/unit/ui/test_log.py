@@ -187,6 +187,15 @@ def test_a_terminal_code_does_nothing(raw: bytes, text: str) -> None:
     assert log.display_text(raw) == text
 
 
+def test_lines_of_ranks_have_no_node_before_them(tmp_path: Path) -> None:
+    """Read lines and a bar of a rank behind pdsh's prefix; a line of no known rank keeps it."""
+    write(tmp_path, ["worker-0: loss: 0.5", "worker-0: 1/9\r2/9", "worker-0: worker-1: up"])
+    with (tmp_path / "output.log").open("a") as file:
+        file.write("worker-1: no rank yet\n")
+    texts = [line.text for line in log.before(tmp_path, None, 9).lines]
+    assert texts == ["loss: 0.5", "2/9", "worker-1: up", "worker-1: no rank yet"]
+
+
 def test_a_line_longer_than_a_piece_is_cut_and_its_neighbours_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
