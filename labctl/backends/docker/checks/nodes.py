@@ -37,8 +37,8 @@ PATIENCE = 8
 """Seconds for a login from the launcher and for sending bytes: on busy cores a login takes several."""
 SENT_BYTES = 1 << 20
 """Bytes sent through ssh to measure the rate."""
-LOST_WAY = ("Could not resolve", "No route to host", "Network is unreachable")
-"""Words of ssh on a name or network, not on the other side."""
+NO_USE_TO_RESTART = ("Could not resolve", "No route to host", "Network is unreachable", "Permission denied")
+"""Words of ssh on a name, network or key, not on an sshd that hangs."""
 NO_CLIENT = re.compile(r"failed to run command .ssh.")
 """Words of timeout(1) in an image without ssh."""
 LEAST_SHARED = 0.1
@@ -159,9 +159,9 @@ def way_out(ctx: CheckContext, worker: Container, stderr: str) -> tuple[str, boo
     """Return what mends a worker that ssh does not reach, and whether doctor may do it."""
     if NO_CLIENT.search(stderr):
         return f"docker run --rm {ctx.lab.image} ssh -V  # install an ssh client in this image, then: {UP}", False
-    # The launcher has a wrong address of it, or none: another start of the worker changes nothing.
-    lost_way = any(words in stderr for words in LOST_WAY)
-    return RECREATE if lost_way else restart(ctx, worker), True
+    # The launcher has a wrong address of it, or none, or a wrong key: another start of the worker changes nothing.
+    recreate = any(words in stderr for words in NO_USE_TO_RESTART)
+    return RECREATE if recreate else restart(ctx, worker), True
 
 
 # --- from within ---------------------------------------------------------------------------------------------

@@ -558,13 +558,14 @@ def test_the_disk_of_runs_counts_for_the_record_of_a_run(
             "timeout: failed to run command \u2018ssh\u2019: No such file or directory",
             "docker run --rm labctl/cpu ssh -V  # install an ssh client in this image, then: labctl up",
         ),
-        ("lab@worker-0: Permission denied (publickey).", "docker restart -t 1 labctl-demo-worker-0-1"),
+        ("lab@worker-0: Permission denied (publickey).", "labctl down && labctl up"),
+        ("Connection refused", "docker restart -t 1 labctl-demo-worker-0-1"),
     ],
 )
-def test_a_name_that_the_launcher_cannot_follow_is_not_mended_by_a_restart_of_the_worker(
+def test_a_name_or_key_that_is_wrong_is_not_mended_by_a_restart_of_the_worker(
     examined: Callable[..., CheckContext], said: str, fix: str
 ) -> None:
-    """LAB-SSH-001 restarts the worker, but recreates the nodes if the launcher has no way to its address."""
+    """LAB-SSH-001 restarts the worker, but recreates the nodes if the launcher has a wrong address or key."""
     (finding,) = nodes.link(examined(), builders.container("worker-0"), {"said": said})
     assert (finding.code, finding.fix) == ("LAB-SSH-001", fix)
 
