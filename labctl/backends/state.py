@@ -29,6 +29,17 @@ def paused(container: str) -> str:
     return f"container is paused; to resume it: docker unpause {container}"
 
 
+def resume(container: Container) -> str:
+    """Return the command that resumes a paused container, after its host if that is not this machine."""
+    on = "" if container.host == HERE else f"on {container.host}: "
+    return f"{on}docker unpause {container.name}"
+
+
+def awaits_check(container: Container) -> bool:
+    """True if a container is unhealthy without a reason: it was paused, and is so until its next health check."""
+    return container.state == "running" and container.health == "unhealthy" and not container.reason
+
+
 def altered(container: Container) -> str:
     """Return text on a container's network or limits changed since it was created; empty if unchanged."""
     if container.network and container.network not in container.networks:

@@ -147,7 +147,8 @@ class DockerBackend:
         status = status_of(self.context, self.cluster, observed, self._reached)
         is_doubtful = status.nodes and (changed or drift.may_be_replaced(observed.container(LAUNCHER)))
         out_of_date = self._out_of_date(observed, changed) if is_doubtful else ""
-        hint = readiness.up_command(self.context.flags) if out_of_date or status.state in ("down", "partial") else ""
+        lacks = out_of_date or status.state in ("down", "partial")
+        hint = readiness.way_up(observed.containers, self.context.flags) if lacks else ""
         return replace(status, out_of_date=out_of_date, hint=hint)
 
     def _observe(self, *, image: bool) -> ObservedState:

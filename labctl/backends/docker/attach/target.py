@@ -13,7 +13,7 @@ from labctl.backends.docker.attach import session
 from labctl.backends.docker.engine import Engine
 from labctl.backends.docker.lab import cluster
 from labctl.backends.owner import owner
-from labctl.backends.state import Container, elsewhere, not_running
+from labctl.backends.state import Container, elsewhere, not_running, resume
 from labctl.config.context import Context
 from labctl.errors import ConfigError, HostError, raise_all
 from labctl.system.procfs import ROOT
@@ -38,8 +38,7 @@ def entered(where: Context, name: str, node: str) -> Iterator[session.ExecTarget
     with opened(where, name, node) as connected:
         container = container_of(where, name, node, connected.engine)
         if container.state == "paused":
-            on = "" if container.host == model.HERE else f"on {container.host}: "
-            raise HostError(f"{node} is paused", hint=f"{on}docker unpause {container.name}", node=node)
+            raise HostError(f"{node} is paused", hint=resume(container), node=node)
         if container.state != "running":
             raise HostError(f"{node} {not_running(container)}", hint=f"labctl logs {node}; labctl up", node=node)
         sent = connected.sent.get(container.host)

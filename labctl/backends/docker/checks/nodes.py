@@ -21,7 +21,7 @@ from labctl.backends.docker.checks.examination import RECREATE, SSH_SECONDS, UP,
 from labctl.backends.docker.deploy import applied, drift, plan
 from labctl.backends.docker.hosts import ssh_errors
 from labctl.backends.finding import LIMIT, Finding, error, ok, warn
-from labctl.backends.state import Container, lost, not_running
+from labctl.backends.state import Container, awaits_check, lost, not_running
 from labctl.config import override
 from labctl.config.settings import EXTRA
 from labctl.errors import HostError
@@ -76,8 +76,7 @@ def state(ctx: CheckContext, name: str, container: Container | None, fingerprint
     if image and (reason := plan.why_not_current(container, fingerprint, image)):
         why = plan.named(reason, applied.changed(ctx.lab.directory, ctx.settings))
         return wrong("LAB-NODE-003", f"is out of date: {why}", "`labctl run` refuses a lab that is out of date", UP)
-    # A node that was paused is unhealthy until its next health check, without a reason.
-    if container.health == "unhealthy" and container.reason:
+    if container.health == "unhealthy" and not awaits_check(container):
         summary, impact = f"is unhealthy: {container.reason}", "a machine that is too busy, or a node that hangs"
         return warn("LAB-NODE-006", summary, impact, restart(ctx, container), node=name, auto_fixable=True)
     health = {"healthy": " and is healthy"}.get(container.health or "", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from labctl.backends.docker.engine import Engine, connection_to
 from labctl.backends.docker.hosts import facts as survey
 from labctl.backends.docker.images import catalog
 from labctl.backends.docker.lab.cluster import Cluster
-from labctl.backends.state import ObservedState, lost
+from labctl.backends.state import Container, ObservedState, lost, resume
 from labctl.config.context import Context
 from labctl.config.settings import sounds_secret
 from labctl.errors import ConfigError, HostError
@@ -111,6 +111,12 @@ def out_of_date(lab: Lab, observed: ObservedState, changed: tuple[str, ...]) -> 
     return next((why for why in reasons if " changed" in why), "")
 
 
+def way_up(containers: Iterable[Container], flags: Mapping[str, str]) -> str:
+    """Return the command for a lab that is not up: resume what is paused, as `labctl up` would end its processes."""
+    paused = [resume(container) for container in containers if container.state == "paused"]
+    return "; ".join(paused) or up_command(flags)
+
+
 def up_command(flags: Mapping[str, str]) -> str:
     """Return the `labctl up` to type, with the overrides without which it would leave the lab as it is."""
     overrides = (f"-s {key}={'...' if sounds_secret(key) else shlex.quote(value)}" for key, value in flags.items())
@@ -121,20 +127,23 @@ def require_up(
     lab: Lab, job: Job, observed: ObservedState, lacking: list[tuple[str, str]], flags: Mapping[str, str]
 ) -> None:
     """Raise HostError if a container of the run is not current, or a node is unhealthy for what it lost."""
-    require_current(lab, lacking, flags)
+    require_current(lab, lacking, observed, flags)
     for node in job.nodes:
         container = observed.container(node.name)
         if container and lost(container.reason):
             raise HostError(f"{node.name} is unhealthy: {container.reason}", hint="labctl up", node=node.name)
 
 
-def require_current(lab: Lab, lacking: list[tuple[str, str]], flags: Mapping[str, str]) -> None:
-    """Raise HostError, with the `labctl up` command to type, for the first of the ``lacking`` containers."""
+def require_current(
+    lab: Lab, lacking: list[tuple[str, str]], observed: ObservedState, flags: Mapping[str, str]
+) -> None:
+    """Raise HostError, with the command to type, for the first of the ``lacking`` containers."""
     if lacking:
         name, why = lacking[0]
         expected = f" (wanted: {lab.image})" if why == "image changed" else ""
         message = f"lab {lab.name} {_state(lacking)}: {name}: {why}{expected}"
-        raise HostError(message, hint=up_command(flags), node=name)
+        containers = filter(None, (observed.container(each) for each, _ in lacking))
+        raise HostError(message, hint=way_up(containers, flags), node=name)
 
 
 def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Workload) -> None:
@@ -144,7 +153,7 @@ def require_launcher(context: Context, cluster: Cluster, lab: Lab, workload: Wor
     if lacking and workload.has_own_image:
         images.confirm_image(workload, lab.image, bool(observed.on(lab.hosts[0].name).image), None)
     changed = applied.changed(context.directory, cluster.settings)
-    require_current(lab, named(lacking, changed), context.flags)
+    require_current(lab, named(lacking, changed), observed, context.flags)
 
 
 def require_program(lab: Lab, job: Job, engine: Engine) -> None:

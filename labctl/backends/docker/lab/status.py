@@ -12,11 +12,13 @@ from labctl import model
 from labctl.backends import spec
 from labctl.backends.docker.lab.cluster import Cluster
 from labctl.backends.owner import owner
-from labctl.backends.state import Container, ObservedState, altered, elsewhere
+from labctl.backends.state import Container, ObservedState, altered, awaits_check, elsewhere
 from labctl.backends.status import LabStatus, NodeStatus
 from labctl.config.context import Context
 from labctl.errors import Failures, LabError
 from labctl.model import HostFailure
+
+AWAITS_CHECK = "was paused; unhealthy until its next health check"
 
 
 def status_of(
@@ -85,7 +87,7 @@ def _node_status(container: Container, reached: Collection[str]) -> NodeStatus:
         state=container.state,
         health=container.health,
         reached=container.node in reached,
-        reason=container.reason or altered(container),
+        reason=AWAITS_CHECK if awaits_check(container) else container.reason or altered(container),
         slots=container.slots,
         devices=tuple(container.devices),
         age=max(0.0, time.time() - container.created) if container.created else None,

@@ -60,6 +60,29 @@ def context(tmp_path: Path) -> Context:
     return Context(directory=tmp_path, environ=environ, emit=lambda _: None, flags={})
 
 
+@pytest.mark.parametrize(
+    ("states", "hint"),
+    [
+        (("paused", "exited"), "docker unpause labctl-demo-worker-0-1"),
+        (("paused", "paused"), "docker unpause labctl-demo-worker-0-1; docker unpause labctl-demo-worker-1-1"),
+        (("running", "exited"), "labctl up"),
+    ],
+)
+def test_what_is_paused_is_resumed_before_up_would_end_its_processes(states: tuple[str, str], hint: str) -> None:
+    """The command for a lab that is not up is `docker unpause` as long as a container is paused, for a run, too."""
+    containers = tuple(builders.container(f"worker-{number}", state=state) for number, state in enumerate(states))
+    assert readiness.way_up(containers, {}) == hint
+    lacking = [(container.node, container.state) for container in containers if container.state != "running"]
+    with pytest.raises(HostError) as refused:
+        readiness.require_current(builders.lab(), lacking, ObservedState(containers=containers), {})
+    assert refused.value.hint == hint
+
+
+def test_a_paused_node_of_another_host_is_resumed_there() -> None:
+    """The command names the host."""
+    assert readiness.way_up([builders.container("worker-0", state="paused", host="h1")], {}).startswith("on h1: docker")
+
+
 def ask(lab: Lab, engine: Busy, *before: int) -> None:
     """Require the master port, with these ports taken on h1 before, and the next port on h2."""
     facts_by_host = {

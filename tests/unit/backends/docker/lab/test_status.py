@@ -98,6 +98,24 @@ def test_a_node_that_up_would_recreate_is_named_with_the_reason(tmp_path: Path) 
     assert status_of(context, Cluster(settings=context.settings(), directory=tmp_path, engine=engine)).state == "up"
 
 
+def test_a_node_that_was_paused_is_said_to_await_its_health_check(tmp_path: Path) -> None:
+    """A running node that is unhealthy without a reason has one; a paused node, and one with a reason, keep theirs."""
+    context = Context(directory=tmp_path, environ={"LAB_NAME": "demo"}, emit=lambda _: None, flags={})
+    changes: tuple[dict[str, Any], ...] = ({}, {"state": "paused"}, {"reason": "device lost"})
+    containers = tuple(
+        container(f"worker-{number}", directory=str(tmp_path), health="unhealthy", **change)
+        for number, change in enumerate(changes)
+    )
+    engine = FakeBackend(seen=ObservedState(containers=containers))
+    status = status_of(context, Cluster(settings=context.settings(), directory=tmp_path, engine=engine))
+    reasons = [node.reason for node in status.nodes if node.name != "launcher"]
+    assert reasons == [
+        "was paused; unhealthy until its next health check",
+        "",
+        "device lost",
+    ]
+
+
 def nodes_of(count: int, **changes: Any) -> tuple[NodeStatus, ...]:
     """Build the status of running workers with these changes."""
     plain = NodeStatus(name="worker", role="worker", host="local", state="running", slots=1)
