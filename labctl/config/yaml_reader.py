@@ -63,7 +63,8 @@ def _nodes(path: Path, shown: str, parse: Callable[[str], list[Any]]) -> list[An
         raise ConfigError(f"{shown}:{line}: contains a control character") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{shown}:{line}: is not YAML: {error.problem}") from error
+        hint = "indent with spaces, not with tabs" if r"'\t'" in str(error.problem) else ""
+        raise ConfigError(f"{shown}:{line}: not YAML: {error.problem}", hint=hint) from error
     except RecursionError as error:
         raise ConfigError(f"{shown}:1: is nested too deeply") from error
     return nodes

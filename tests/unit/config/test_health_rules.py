@@ -71,7 +71,7 @@ def test_without_the_file_or_a_part_of_it_the_rules_are_empty(tmp_path: Path) ->
         ("own:\n  x:\n    command: y\n    seconds: 0\n", "health.yml:4: `seconds` must be above 0"),
         ("own:\n  x:\n    command: y\n    seconds: -1\n", "health.yml:4: `seconds` must be above 0"),
         ("own:\n  x: {command: y, limit: 3}\n", "health.yml:2: unknown key `limit`"),
-        ("checks: [\n", "health.yml:2: is not YAML"),
+        ("checks: [\n", "health.yml:2: not YAML"),
     ],
 )
 def test_an_error_names_the_line(tmp_path: Path, text: str, reason: str) -> None:

@@ -277,7 +277,7 @@ def test_what_cannot_be_a_host_is_refused_with_its_line(text: str, message: str)
         ("all:\n  hosts:\n", "1: names no host"),
         ("", "1: is empty"),
         ("- a\n", "1: `hosts.yaml` must be a mapping, not a list"),
-        ("all: {hosts: {a: ", "1: is not YAML"),
+        ("all: {hosts: {a: ", "1: not YAML"),
     ],
 )
 def test_what_cannot_be_an_ansible_host_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -121,7 +121,7 @@ def test_what_is_no_relative_path_of_the_host_is_taken(tmp_path: Path, text: str
         ("services:\n  worker-1:\n    ports: !resett null\n", "compose.override.yml:3: unknown tag `!resett`"),
         ("services:\n  worker-1:\n    x-date: 2026-99-99\n", "compose.override.yml:3: `x-date` cannot be read as "),
         ("name: mine\n", "compose.override.yml:1: `name` is set by labctl"),
-        ("services: [\n", "compose.override.yml:2: is not YAML"),
+        ("services: [\n", "compose.override.yml:2: not YAML"),
         ("", "compose.override.yml:1: is empty"),
     ],
 )

@@ -153,9 +153,10 @@ def test_workloads_come_by_folder_then_in_the_order_of_the_file(tmp_path: Path) 
             "",
         ),
         ("script: train.py", "script: link.py", 3, "is outside the folder of its workload", ""),
-        ("script: train.py", "script: train.py: x", 3, "is not YAML: mapping values are not allowed here", ""),
-        ("script: train.py", "script: 'train.py", 5, "is not YAML", ""),
-        ("script: train.py", "script: *nowhere", 3, "is not YAML: found undefined alias", ""),
+        ("script: train.py", "script: train.py: x", 3, "not YAML: mapping values are not allowed here", ""),
+        ("script: train.py", "script: 'train.py", 5, "not YAML", ""),
+        ("script: train.py", "\tscript: train.py", 3, "not YAML: found character '\\t' that", "not with tabs"),
+        ("script: train.py", "script: *nowhere", 3, "not YAML: found undefined alias", ""),
         ("script: train.py", "script: a\x07b", 3, "contains a control character", ""),
     ],
 )
@@ -225,7 +226,7 @@ def test_what_is_wrong_is_told_with_its_line(
         ("cache: {models: [a b]}", 5, "bad name on the hub `a b`"),
         ("cache: {weights: [a]}", 5, "unknown key `weights`"),
         ("notes: {weights: weights}", 5, "exactly one group, the text; it has 0"),
-        ("--- \nmore", 5, "is not YAML: but found another document"),
+        ("--- \nmore", 5, "not YAML: but found another document"),
     ],
 )
 def test_a_field_of_the_wrong_kind_is_told_with_its_line(tmp_path: Path, block: str, number: int, reason: str) -> None:

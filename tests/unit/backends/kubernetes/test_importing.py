@@ -215,7 +215,7 @@ def test_a_command_is_a_script(tmp_path: Path, command: list[str], script: str) 
         ("", "it has 0 MPIJobs, not one"),
         ("kind: Pod\n", "it has 0 MPIJobs, not one"),
         ("{kind: MPIJob, apiVersion: kubeflow.org/v1}\n", "its MPIJob is of kubeflow.org/v1"),
-        ("a: [\n", "job.yaml:2: is not YAML"),
+        ("a: [\n", "job.yaml:2: not YAML"),
         ("{kind: MPIJob, apiVersion: kubeflow.org/v2beta1}\n", "the launcher has no command"),
     ],
 )
