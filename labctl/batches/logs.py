@@ -115,7 +115,7 @@ def _recorded(batch: Batch, job: BatchJob, directory: str) -> Measured:
     """Return a job's Measured from its record; unfinished, or without the batch's metric, is a failure cause."""
     cause, message = job.cause or job.verdict.lower(), job.message
     if job.state != "done" or job.cause in record.UNFINISHED:
-        cause, message = "not-finished", f"not finished: {job.message or job.state}"
+        cause, message = "not-finished", job.message or job.state
     elif job.verdict == "PASS":
         absent = job.value is None and batch.metric
         cause, message = ("no-metric", f"no `{batch.metric}` in its record") if absent else ("", "")

@@ -280,7 +280,7 @@ def test_nodes_that_only_ran_together_fail_together() -> None:
 
 def test_a_job_that_is_not_finished_fails_but_accuses_no_node() -> None:
     """Judge a job with cause not-finished: the evaluation fails, and the job's node is not listed."""
-    waiting = run("1xN_9", "n9", None, cause="not-finished", message="not finished: waiting")
+    waiting = run("1xN_9", "n9", None, cause="not-finished", message="waiting")
     evaluation = judge([*alone([600]), waiting], Limits())
     assert not evaluation.passed
     assert nodes(evaluation) == [("n1", "PASS")]

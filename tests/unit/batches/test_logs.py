@@ -262,8 +262,8 @@ def test_a_batchs_record_has_its_numbers_and_nodes(tmp_path: Path) -> None:
         (batch_job(verdict="ERROR", cause="timeout", message="It ran too long."), "timeout", "It ran too long."),
         (batch_job(verdict="FAIL", cause="criteria", message="1 not met."), "criteria", "1 not met."),
         (batch_job(verdict="ERROR", message="Odd."), "error", "Odd."),
-        (batch_job(state="running", verdict=""), "not-finished", "not finished: running"),
-        (batch_job(state="waiting", verdict=""), "not-finished", "not finished: waiting"),
+        (batch_job(state="running", verdict=""), "not-finished", "running"),
+        (batch_job(state="waiting", verdict=""), "not-finished", "waiting"),
         (batch_job(value=None), "no-metric", "no `throughput` in its record"),
     ],
 )
@@ -296,4 +296,4 @@ def test_one_set_of_a_batch_has_its_jobs_of_the_record_above(tmp_path: Path) -> 
 def test_a_job_that_was_interrupted_is_not_finished(tmp_path: Path) -> None:
     """Read a job that was interrupted: cause not-finished with its message."""
     (run,) = recorded(tmp_path, batch_job(verdict="ERROR", cause="interrupted", message="ann stopped the batch"))
-    assert (run.cause, run.message) == ("not-finished", "not finished: ann stopped the batch")
+    assert (run.cause, run.message) == ("not-finished", "ann stopped the batch")
