@@ -59,8 +59,8 @@ def correct(error: Any, arguments: list[str], commands: Collection[str]) -> tupl
         return error.format_message(), f"labctl {first} --help"
     message, hint = explain(error)
     if explain is _of_option and first == "run" and (line := _of_script(error, arguments)):
-        near = f"; or {hint}" if hint.startswith("did you mean") else ""
-        return message, f"{line}{near}"
+        near = f"{hint} Else " if hint.startswith("did you mean") else ""
+        return message, f"{near}{line}"
     is_misspelt = hint.startswith("did you mean")
     if explain in (_of_option, _of_extra) and not is_misspelt:
         hint = _of_command(arguments) or hint

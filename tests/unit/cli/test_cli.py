@@ -182,7 +182,7 @@ USAGE = {
     "option of the script that is like one of labctl": (
         "run -m train --metrc=2 --quiet -- --lr 1",
         "`labctl run` has no option `--metrc`",
-        "arguments of the script follow `--`: labctl run -m train --quiet -- --metrc=2 --lr 1; or did you mean `--metr",
+        "did you mean `--metric`? Else arguments of the script follow `--`: labctl run -m train --quiet -- --metrc=2",
     ),
     "option of a workload": (
         "run hello --steps 5",
