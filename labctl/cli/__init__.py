@@ -62,8 +62,8 @@ COMMANDS = {
     "eval": ("eval", "judge the logs of a batch, per job and per node"),
     "validate": ("validate", "check hosts, network and devices with real runs; find bad nodes"),
     "baseline": ("validate", "validate, and record the figures to compare later ones with"),
-    "down": ("lab", "remove the lab's containers and network"),
-    "clean": ("lab", "remove the lab with its keys and rendered files; runs are kept"),
+    "down": ("lab", "end runs under way, remove the lab's containers and network"),
+    "clean": ("lab", "end runs under way, remove the lab with its keys and rendered files"),
 }
 """Module and line of help per command; the module has a function ``NAME_command``."""
 
