@@ -99,6 +99,9 @@ GROUPS = {
 TAKING_RUNS = ("attach", "compare", "export", "note", "replay", "report", "show", "stacks", "stop", "top")
 """Commands whose arguments are runs, such as ``-1``, which is no option."""
 
+WITHOUT_LAB = ("help", "--help", "-h", "version", "--version", "-V")
+"""Words that ask for the help or the version of labctl as a whole."""
+
 WITH_SUBCOMMANDS = ("bundle", "k8s", "keys", "runs")
 """Commands whose options follow a second word, their subcommand."""
 
@@ -170,8 +173,13 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def with_directory_behind(arguments: list[str]) -> list[str]:
-    """Return the arguments with ``-C DIRECTORY`` behind the command, if it is before, as git and make take it."""
+    """Return the arguments with ``-C DIRECTORY`` behind the command, if it is before, as git and make take it.
+
+    The version and the help of labctl need no directory.
+    """
     named, rest = arguments[:2], arguments[2:]
+    if named[:1] in (["-C"], ["--directory"]) and len(rest) == 1 and rest[0] in WITHOUT_LAB:
+        return rest
     if named[:1] not in (["-C"], ["--directory"]) or not rest or rest[0] not in COMMANDS:
         return arguments
     words = rest[: 2 if rest[0] in WITH_SUBCOMMANDS else 1]

@@ -108,7 +108,7 @@ def test_the_version_names_what_labctl_drives(
     engine, compose, buildx = found
     lines = (f"labctl {__version__}", f"Docker Engine {engine}", f"Docker Compose {compose}", f"Docker Buildx {buildx}")
     assert labctl("--version") == Completed(0, "\n".join((*lines, "")), "")
-    assert labctl("-V") == labctl("--version")
+    assert labctl("-V") == labctl("-C", "mylab", "--version") == labctl("--version")
 
 
 @pytest.mark.parametrize("command", ["run", "k8s submit", "runs"])
