@@ -79,7 +79,9 @@ def context(directory: Path, output: Output, overrides: list[str] | None = None,
         raise ConfigError("the current directory no longer exists", hint=hint) from error
     if not resolved.is_dir() and not create:
         raise ConfigError(f"{directory}: no such directory", hint="-C names the lab directory; labctl init creates one")
-    if directory == HERE and not create:
+    if directory != HERE:
+        output.directory = str(directory)
+    elif not create:
         resolved = find_lab(resolved, os.environ)
     return Context(directory=resolved, environ=os.environ, emit=output.event, flags=pairs(overrides or [], "--setting"))
 

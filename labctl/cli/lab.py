@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from labctl import flows, model
 from labctl.cli import complete
@@ -174,6 +175,7 @@ def clean_command(
 
 def answer_status(output: Output, status: LabStatus, *, verbose: bool = False) -> None:
     """Print a lab's status, ``verbose`` with each node's fitness; exit with an error if a host does not answer."""
+    status = replace(status, hint=output.typed_here(status.hint))
     text = status_text(status, width_of(sys.stdout))
     if verbose:
         text += "".join(f"\n{node.name}: {node.fitness}" for node in status.nodes if node.fitness)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import textwrap
 import time
@@ -43,6 +44,8 @@ DEPRECATED = {
 USUAL_WIDTH = 80
 """Columns of lines for what is no terminal, or one that does not know its width."""
 BOLD, DIM, RED, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[33m", "\033[0m"
+COMMAND = re.compile(r"(^|`|&& |; )labctl (?=[a-z])(?!init|setup)")
+"""Beginning of a command in a hint that acts on a lab."""
 STYLE = re.compile(r"(\033\[[0-9;:]*m)")
 """Colors and the like (SGR): the escape sequences of a program that a terminal gets."""
 
@@ -56,6 +59,8 @@ class Output:
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False, only_shows: bool = False) -> None:
         self.as_json, self.quiet = as_json, quiet
+        self.directory = ""
+        """The lab directory that the user named; empty if it is found from the current directory."""
         self._unread = () if only_shows else (OutputClosed, OutputFailed)
         self._bar: Bar | None = None
 
@@ -125,13 +130,20 @@ class Output:
 
     def error(self, error: LabError) -> None:
         """Print an error with its hint: to stderr, or with --json as document to stdout."""
+        hint = self.typed_here(error.hint)
         if self.as_json:
-            document = {"kind": error.kind, "message": error.message, "hint": error.hint, "node": error.node}
+            document = {"kind": error.kind, "message": error.message, "hint": hint, "node": error.node}
             say(json.dumps({"schema": 1, "error": document}, indent=2))
             return
         self.note(f"{color('error:', RED)} {printable(error.message)}")
-        if error.hint:
-            self.note(f"{color('hint:', BOLD)} {printable(error.hint)}")
+        if hint:
+            self.note(f"{color('hint:', BOLD)} {printable(hint)}")
+
+    def typed_here(self, hint: str) -> str:
+        """Return a hint whose commands name the lab directory as the user did; unchanged if it names one."""
+        if not self.directory or " -C " in hint:
+            return hint
+        return COMMAND.sub(lambda found: f"{found[0]}-C {shlex.quote(self.directory)} ", hint)
 
 
 def to_json(value: Any, kind: str = "") -> Any:

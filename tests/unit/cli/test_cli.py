@@ -305,6 +305,22 @@ def test_bad_settings_say_file_line_and_what_to_do(labctl: Labctl, case: str, co
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_the_hint_of_a_command_with_a_directory_names_it(
+    labctl: Labctl, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    """Let `up` fail with the hint `labctl doctor`, with -C: the hint has the directory, also as JSON."""
+
+    def fail(*_: object, **__: object) -> None:
+        """Raise an error with a hint."""
+        raise HostError("Docker does not answer", hint="labctl doctor")
+
+    monkeypatch.setattr(flows, "up", fail)
+    answer = labctl("-C", str(labctl.directory), "up", *form)
+    assert f"labctl -C {labctl.directory} doctor" in (answer.out or answer.err)
+    assert "hint: labctl doctor\n" in labctl("up").err
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [

@@ -386,3 +386,24 @@ def test_the_width_is_that_of_the_terminal_and_0_of_a_pipe(monkeypatch: pytest.M
         assert (width_of(pipe), width_of(terminal)) == (0, 60)
     os.close(master)
     os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("hint", "shown"),
+    [
+        ("labctl up", "labctl -C 'my lab' up"),
+        ("labctl down && labctl up", "labctl -C 'my lab' down && labctl -C 'my lab' up"),
+        ("labctl logs worker-0; labctl up", "labctl -C 'my lab' logs worker-0; labctl -C 'my lab' up"),
+        ("re-run `labctl up` to resume", "re-run `labctl -C 'my lab' up` to resume"),
+        ("`labctl init mylab` creates one", "`labctl init mylab` creates one"),
+        ("`labctl --help` lists all commands", "`labctl --help` lists all commands"),
+        ("as ann: labctl down -C /srv/lab", "as ann: labctl down -C /srv/lab"),
+        ("docker unpause worker-0", "docker unpause worker-0"),
+    ],
+)
+def test_a_hint_names_the_lab_directory_that_the_user_named(hint: str, shown: str) -> None:
+    """Render hints with and without a directory: labctl's commands on a lab name it with -C."""
+    output = Output()
+    assert output.typed_here(hint) == hint
+    output.directory = "my lab"
+    assert output.typed_here(hint) == shown
