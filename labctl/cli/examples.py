@@ -277,7 +277,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("labctl baseline --profile full --out full.json", "Record those of another profile in another file"),
     ),
     "down": (
-        ("labctl down", "End runs under way, after asking on a terminal; remove containers and network; records are kept"),
+        (
+            "labctl down",
+            "End runs (on a terminal it asks first), remove containers and network; records are kept",
+        ),
         ("labctl down --images", "Also remove the image from the hosts of LAB_HOSTS"),
         ("labctl down --dry-run", "Print what would be removed"),
     ),
