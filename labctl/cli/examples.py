@@ -285,7 +285,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("labctl down --dry-run", "Print what would be removed"),
     ),
     "clean": (
-        ("labctl clean", "Remove the lab with its keys and rendered files; runs are kept"),
+        ("labctl clean", "End runs, remove the lab with its keys and rendered files; records are kept"),
         ("labctl clean -C mylab", "Remove the lab of another directory"),
         ("labctl clean --dry-run", "Print what would be removed"),
     ),

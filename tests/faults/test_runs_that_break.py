@@ -91,7 +91,7 @@ def test_a_worker_that_is_paused_ends_the_run_and_the_next_one_ends_what_it_left
         try:
             answer = running.answer(120)
             error = lab.call("run", "hello", "--json").expect(3).json["error"]
-            assert ("worker-1: paused" in error["message"], error["hint"]) == (True, "labctl up")
+            assert ("worker-1: paused" in error["message"], error["hint"]) == (True, f"docker unpause {worker.name}")
         finally:
             worker.unpause()
     document = result(answer, 124, "stalled")
