@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from labctl.records.metrics import Sample
 from labctl.reports.samples import Track
 from labctl.runs.compare import RecordedRun
-from labctl.runs.series import Tally, of_main_rank, step_times
+from labctl.runs.series import Tally, of_main_rank, repetition, step_times
 from labctl.system import human
 
 # Okabe and Ito's colors without black and yellow, which hardly show on dark and on white; with dashes and marks.
@@ -202,12 +202,12 @@ def _lines(series: Sequence[Series], runs: Sequence[Label], kinds: Sequence[str]
 
 
 def _repeated(series: Sequence[Series]) -> str:
-    """Return of what the lines of series whose steps come again are the medians; empty without such a series."""
+    """Return of what the lines of series are the medians; empty if no step of a series comes again."""
     tallies = [Tally() for _ in series]
     for tally, each in zip(tallies, series, strict=True):
         for step, value in each.points:
             tally.add(step, value)
-    return human.listed(dict.fromkeys(filter(None, (tally.repetition for tally in tallies))))
+    return repetition(tallies)
 
 
 def _by_name(series: Iterable[Series], depth: int) -> dict[tuple[str, ...], list[Series]]:

@@ -15,7 +15,7 @@ import msgspec
 from labctl.errors import HostError
 from labctl.records import store
 from labctl.records.metrics import Sample, Sampler, searched
-from labctl.system import files
+from labctl.system import files, human
 from labctl.system.decode import decode, decode_lines
 
 MOST = 1 << 14
@@ -118,8 +118,8 @@ class Tally:
 
     def __init__(self) -> None:
         self.samples = self._absent = 0
-        self._epochs = 1
-        self._twice = False
+        self.epochs = 1
+        self.twice = False
         """True if steps came twice, but not from the first one on."""
         self._first = self._last = -math.inf
 
@@ -135,9 +135,9 @@ class Tally:
         if self._last == -math.inf:
             self._first = step
         elif step <= self._first < self._last:
-            self._epochs += 1
+            self.epochs += 1
         elif step <= self._last:
-            self._twice = True
+            self.twice = True
         self._last = step
 
     @property
@@ -145,12 +145,14 @@ class Tally:
         """Return ``no value for 3 of 60``; empty if all have one."""
         return f"no value for {self._absent:,} of {self.samples:,}" if self._absent else ""
 
-    @property
-    def repetition(self) -> str:
-        """Return of what the curve over steps is the median; empty if each step came once."""
-        if self._twice:
-            return "median and range of the values at each step"
-        return f"median and range of {self._epochs:,} epochs at each step" if self._epochs > 1 else ""
+
+def repetition(tallies: Iterable[Tally]) -> str:
+    """Return of what curves over steps are the medians; empty if each step came once."""
+    again = [tally for tally in tallies if tally.twice or tally.epochs > 1]
+    if any(tally.twice for tally in again):
+        return "median and range of the values at each step"
+    epochs = {tally.epochs for tally in again}
+    return f"median and range of {human.span(epochs)} epochs at each step" if epochs else ""
 
 
 def main_rank(counts: Mapping[int | None, int]) -> int | None:

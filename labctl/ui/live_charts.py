@@ -16,7 +16,7 @@ from labctl.model import Job
 from labctl.records import samples, store
 from labctl.records.metrics import Sample
 from labctl.reports.curves import MOST, Axis, Chart, Line, Points, Times, machine_name, name_of, thinned, value_text
-from labctl.runs.series import Tally, main_rank, named_rank
+from labctl.runs.series import Tally, main_rank, named_rank, repetition
 from labctl.system import files, human
 from labctl.system.decode import decode
 
@@ -246,9 +246,10 @@ class MetricsReader:
             tallies = self._ranks[metric]
             tally = tallies[drawn[metric]]
             rank = named_rank(drawn[metric]) if len(tallies) > 1 else ""
-            new.remarks[name_of(metric)] = "; ".join(filter(None, (tally.absence, rank, tally.repetition)))
+            repeated = repetition([tally])
+            new.remarks[name_of(metric)] = "; ".join(filter(None, (tally.absence, rank, repeated)))
             if metric == self._timed:
-                new.remarks.setdefault(name_of(STEP_TIME), tally.repetition)
+                new.remarks.setdefault(name_of(STEP_TIME), repeated)
 
     def _add(self, sample: Sample, new: NewPoints) -> None:
         """Add the point of a sample, and the time of its step."""

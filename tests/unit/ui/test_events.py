@@ -26,7 +26,7 @@ from labctl.records.active import ActiveRun, Run
 from labctl.records.metrics import Sample
 from labctl.reports import curves
 from labctl.reports.samples import Track
-from labctl.runs.series import Tally
+from labctl.runs.series import Tally, repetition
 from labctl.system import filelock
 from labctl.system.process import CompletedProcess
 from labctl.ui import events, watcher
@@ -461,7 +461,15 @@ def test_the_curve_of_steps_that_come_again_is_explained(steps: list[int | None]
     tally = Tally()
     for step in steps:
         tally.add(step, 1.0)
-    assert tally.repetition == text
+    assert repetition([tally]) == text
+
+
+def test_curves_of_different_epochs_are_explained_by_the_fewest_and_the_most() -> None:
+    tallies = [Tally(), Tally(), Tally()]
+    for tally, epochs in zip(tallies, (1, 2, 3), strict=True):
+        for step in (1, 2) * epochs:
+            tally.add(step, 1.0)
+    assert repetition(tallies) == "median and range of 2 to 3 epochs at each step"
 
 
 def test_steps_of_an_epoch_without_a_value_keep_the_times_of_the_others() -> None:
