@@ -143,7 +143,7 @@ class Output:
         """Return a hint whose commands name the lab directory as the user did; unchanged if it names one."""
         if not self.directory or " -C " in hint:
             return hint
-        return COMMAND.sub(lambda found: f"{found[0]}-C {shlex.quote(self.directory)} ", hint)
+        return COMMAND.sub(lambda match: f"{match[0]}-C {shlex.quote(self.directory)} ", hint)
 
 
 def to_json(value: Any, kind: str = "") -> Any:
