@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from support.harness import Answer, Lab
 
@@ -50,9 +52,11 @@ def lab(module_lab: Lab) -> Lab:
 
 
 def run(lab: Lab, *arguments: str) -> Answer:
-    """Run the workload with `--retries 5`; assert that `show` prints the same document; return the answer."""
-    answer = lab.call("run", "fails", "--retries", "5", "--json", *arguments)
-    assert lab.call("show", "latest", "--json").expect(0).json == {**answer.json, "note": ""}
+    """Run the workload with `--retries 5`; assert that `show` prints the same with its command; return the answer."""
+    command = ("run", "fails", "--retries", "5", *arguments)
+    answer = lab.call(*command, "--json")
+    shown = lab.call("show", "latest", "--json").expect(0).json
+    assert shown == {**answer.json, "note": "", "command": shlex.join(("labctl", *command))}
     return answer
 
 

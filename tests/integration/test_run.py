@@ -95,10 +95,11 @@ def test_nothing_of_a_run_that_passed_is_left(hello: Answer, lab: Lab) -> None:
 
 @pytest.mark.smoke
 def test_show_and_runs_read_the_record_back(hello: Answer, lab: Lab) -> None:
-    """`show` prints the same document with the run's note, and `runs` and `status` list the run as done."""
-    run_id = hello.json["run_id"]
+    """`show` prints the same document with the run's note and command; `runs` and `status` list the run as done."""
+    run_id, command = hello.json["run_id"], "labctl run hello --launcher deepspeed --set print=PROJECT_PATH"
     lab.call("note", run_id, "the", "first").expect(0)
-    assert lab.call("show", run_id, "--json").expect(0).json == {**hello.json, "note": "the first"}
+    shown = lab.call("show", run_id, "--json").expect(0).json
+    assert shown == {**hello.json, "note": "the first", "command": command}
     assert run_id in lab.call("show", run_id).expect(0).out
     listed = {run["run_id"]: run for run in lab.call("runs", "--json").expect(0).json["runs"]}
     assert [listed[run_id][key] for key in ("state", "verdict", "note")] == ["done", "PASS", "the first"]
