@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 import pytest
 from support.harness import Answer, Lab
 
@@ -53,10 +51,9 @@ def lab(module_lab: Lab) -> Lab:
 
 def run(lab: Lab, *arguments: str) -> Answer:
     """Run the workload with `--retries 5`; assert that `show` prints the same with its command; return the answer."""
-    command = ("run", "fails", "--retries", "5", *arguments)
-    answer = lab.call(*command, "--json")
-    shown = lab.call("show", "latest", "--json").expect(0).json
-    assert shown == {**answer.json, "note": "", "command": shlex.join(("labctl", *command))}
+    answer = lab.call("run", "fails", "--retries", "5", "--json", *arguments)
+    command = " ".join(("labctl run fails", *arguments))
+    assert lab.call("show", "latest", "--json").expect(0).json == {**answer.json, "note": "", "command": command}
     return answer
 
 
