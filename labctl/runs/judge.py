@@ -341,7 +341,7 @@ def look(backend: Backend, run_id: str) -> Hang:
 
 
 def _running(backend: Backend, run_id: str) -> Run:
-    """Return a recorded run that has no result, orphaned ones closed first. HostError if it has one, readable or not."""
+    """Return a recorded run without a result, orphaned ones closed first. HostError if it has one, readable or not."""
     _require_supervised(backend, run_id)
     directory = backend.context.directory
     if store.state(directory, run_id) == "done":
