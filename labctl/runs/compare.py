@@ -275,6 +275,8 @@ class _Request(Struct, frozen=True):
 
 
 class _RawRequest(Struct, frozen=True):
+    """Part of a recorded request by which a run can be searched."""
+
     options: dict[str, Any] | None = None
 
 
@@ -289,6 +291,8 @@ class _Given(Struct, frozen=True):
 
 
 class _Slots(Struct, frozen=True):
+    """A node in ``job.json``."""
+
     name: str
     slots: int
 
@@ -304,18 +308,24 @@ class _Job(Struct, frozen=True):
 
 
 class _Setting(Struct, frozen=True):
+    """A setting in ``settings.json``."""
+
     key: str
     value: str
     origin: str = ""
 
 
 class _Clone(Struct, frozen=True):
+    """A repository in ``versions.json``."""
+
     path: str
     commit: str
     dirty: bool
 
 
 class _DeviceKind(Struct, frozen=True):
+    """A kind of devices in ``versions.json``."""
+
     name: str
     driver: str
     firmware: str

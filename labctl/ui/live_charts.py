@@ -218,7 +218,8 @@ class MetricsReader:
         self._count(file, end)
         drawn = self._drawn()
         if offset and any(drawn[metric] != rank for metric, rank in before.items()):
-            lines, end = lines_after(file, offset := 0)
+            offset = 0
+            lines, end = lines_after(file, offset)
             self._step, self._at = 0, 0.0
         for sample in filter(None, map(_sample, lines)):
             if sample.rank == drawn.get(sample.metric):
@@ -278,6 +279,7 @@ class MetricsReader:
 
 
 def _counts(tallies: Mapping[int | None, Tally]) -> dict[int | None, int]:
+    """Return the number of samples of each rank."""
     return {rank: tally.samples for rank, tally in tallies.items()}
 
 
