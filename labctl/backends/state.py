@@ -26,17 +26,22 @@ LOST: dict[str, Cause] = {"device lost": "device-lost", "sshd does not listen": 
 
 def paused(container: str) -> str:
     """Return text on a paused container with the command that resumes it."""
-    return f"container is paused; to resume it: docker unpause {container}"
+    return f"container is paused; to resume it: {_unpause(container)}"
 
 
 def resume(container: Container) -> str:
     """Return the command that resumes a paused container, after its host if that is not this machine."""
     on = "" if container.host == HERE else f"on {container.host}: "
-    return f"{on}docker unpause {container.name}"
+    return f"{on}{_unpause(container.name)}"
+
+
+def _unpause(container: str) -> str:
+    """Return the command that resumes a container, by its name."""
+    return f"docker unpause {container}"
 
 
 def awaits_check(container: Container) -> bool:
-    """True if a container is unhealthy without a reason: it was paused, and is so until its next health check."""
+    """Return True if a container is unhealthy without a reason: it was paused, and its next health check is to come."""
     return container.state == "running" and container.health == "unhealthy" and not container.reason
 
 

@@ -76,7 +76,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Tell if all jobs are done, failed ones too, and none is unfinished: ``--resume`` would run nothing."""
+        """Return True if ``--resume`` would run nothing: all jobs are done, failed ones too, and none is unfinished."""
         return all(job.state == "done" and job.cause not in UNFINISHED for job in self.jobs)
 
     def require_launcher_kept(self) -> None:

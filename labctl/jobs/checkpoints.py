@@ -101,8 +101,8 @@ def newest(top: Path) -> PurePosixPath | None:
     A file that was copied with the code is none.
     """
     copied = store.job(top).code
-    found = (path for path in top.rglob("*") if SAVED.search(path.name) and path.is_file())
-    saved = [path for path in found if str(path.relative_to(top)) not in copied]
+    named_so = (path for path in top.rglob("*") if SAVED.search(path.name) and path.is_file())
+    saved = [path for path in named_so if str(path.relative_to(top)) not in copied]
     last_saved = max(saved, key=lambda path: path.stat().st_mtime, default=None)
     return PurePosixPath(last_saved.relative_to(top)) if last_saved else None
 

@@ -52,14 +52,13 @@ def read(lab: Path, run_id: str) -> ReplayedRun:
             f"run {run_id} cannot be replayed: an earlier labctl recorded it, which kept less",
             hint=f"labctl run {recorded.workload}, with the options that it had",
         )
-    rows = store.decode(path / "settings.json", list[dict[str, str]]) or []
     return ReplayedRun(
         path=path,
         job=replace(store.load_job(lab, run_id), request=recorded.request, code=()),
         files=recorded.files,
         code=recorded.code,
         shared=recorded.shared,
-        settings={row["key"]: row["value"] for row in rows},
+        settings=store.settings(path),
         origin=origin,
     )
 

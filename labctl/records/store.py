@@ -601,7 +601,7 @@ def settings(path: Path) -> dict[str, str]:
     return settings_in(read_record(path / "settings.json") or b"[]")
 
 
-class _SettingRow(Struct, frozen=True):
+class SettingRow(Struct, frozen=True):
     """A setting in ``settings.json``, as it is shown."""
 
     key: str
@@ -611,7 +611,7 @@ class _SettingRow(Struct, frozen=True):
 def settings_in(content: bytes) -> dict[str, str]:
     """Return the values in a settings.json; none if it is broken."""
     try:
-        return {row.key: row.value for row in decoding.decode(content, list[_SettingRow])}
+        return {row.key: row.value for row in decoding.decode(content, list[SettingRow])}
     except (ValueError, RecursionError):
         return {}
 

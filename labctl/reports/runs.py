@@ -114,7 +114,7 @@ class Section(Struct, frozen=True):
     command: str
     """The command line that repeats it, as far as it is recorded; else empty."""
     next_step: str
-    """What to try after it; empty without advice."""
+    """Advice on what to try next; empty if there is none."""
     origin: Mapping[str, str]
     """Arguments, image, nodes, hosts, devices and code, for people."""
 

@@ -290,10 +290,9 @@ class _Given(Struct, frozen=True):
     request: _RawRequest | None = None
 
 
-class _Slots(Struct, frozen=True):
+class _Slots(store.NamedNode, frozen=True):
     """A node in ``job.json``."""
 
-    name: str
     slots: int
 
 
@@ -307,11 +306,9 @@ class _Job(Struct, frozen=True):
     request: _Request | None = None
 
 
-class _Setting(Struct, frozen=True):
-    """A setting in ``settings.json``."""
+class _Setting(store.SettingRow, frozen=True):
+    """A setting in ``settings.json``, with its origin."""
 
-    key: str
-    value: str
     origin: str = ""
 
 

@@ -248,7 +248,7 @@ def _missing_module(message: str, project: Project | None, settings: Mapping[str
 
 
 def _lists(requirements: Path, package: str) -> bool:
-    """Tell if a file of requirements can be read and has a line of this package."""
+    """Return True if a file of requirements can be read and has a line of this package."""
     text = requirements.read_text(errors="replace") if requirements.is_file() else ""
     return bool(re.search(rf"(?mi)^{re.escape(package)}(?![\w.-])", text))
 

@@ -5,7 +5,7 @@ Runs under way are among them, with their settings and curves so far.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -95,7 +95,12 @@ def content(site: Site, runs: Sequence[RecordedRun]) -> dict[str, Any]:
 
 def queries(run_ids: Sequence[str]) -> dict[str, str]:
     """Map each run to the query of an address that compares all runs, with this one as the reference."""
-    return {first: urlencode([("run", each) for each in dict.fromkeys((first, *run_ids))]) for first in run_ids}
+    return {reference: _query(dict.fromkeys((reference, *run_ids))) for reference in run_ids}
+
+
+def _query(run_ids: Iterable[str]) -> str:
+    """Return the query of an address that compares runs."""
+    return urlencode([("run", run_id) for run_id in run_ids])
 
 
 def known_so_far(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:

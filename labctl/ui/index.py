@@ -227,9 +227,8 @@ class Index:
 
     def _spellings(self, term: Term) -> tuple[list[str], list[str]]:
         """Return the names of metrics, and of arguments and settings, that a term means."""
-        of_kind = self._of_kind(term.kind)
-        metrics, params = ([name for name in names if terms.canonical(name) == term.name] for names in of_kind)
-        return metrics, params
+        metrics, params = self._of_kind(term.kind)
+        return terms.meant(term, metrics), terms.meant(term, params)
 
     def _similar(self, term: Term) -> str:
         """Return the name most like that of a term; empty if none is similar."""

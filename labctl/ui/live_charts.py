@@ -164,9 +164,13 @@ class NewPoints:
 
     def _of_steps(self, chart: str, name: str, ordered: Sequence[tuple[float, list[float]]]) -> Line:
         """Return all values, with their times: steps may begin again in another epoch."""
-        points = [(x, y) for x, ys in ordered for y in ys or (None,)]
-        # Before the times of the values there may be that of an unknown one.
-        times = [time for x, ys in ordered for time in self._times[chart, name, x][-max(1, len(ys)) :]]
+        points: list[tuple[float, float | None]] = []
+        times: list[float | None] = []
+        for x, ys in ordered:
+            values: Sequence[float | None] = ys or (None,)
+            points += [(x, y) for y in values]
+            # Before the times of the values there may be that of an unknown one.
+            times += self._times[chart, name, x][-len(values) :]
         return Line(name=name, points=points, times=() if None in times else times)
 
 
@@ -243,7 +247,8 @@ class MetricsReader:
 
     def _add_remarks(self, new: NewPoints, drawn: Mapping[str, int | None]) -> None:
         """Add what captions say of all samples so far of the ranks that are drawn."""
-        for metric in drawn.keys() & {chart.title for chart in new.charts.values()}:
+        grown = {chart.title for chart in new.charts.values()}
+        for metric in drawn.keys() & grown:
             tallies = self._ranks[metric]
             tally = tallies[drawn[metric]]
             rank = named_rank(drawn[metric]) if len(tallies) > 1 else ""

@@ -71,6 +71,11 @@ def canonical(name: str) -> str:
     return name.strip("`").lstrip("-").replace("-", "_").lower()
 
 
+def meant(term: Term, names: Iterable[str]) -> list[str]:
+    """Return the names that a term means."""
+    return [name for name in names if canonical(name) == term.name]
+
+
 def number(value: str | float) -> float | None:
     """Return a value as a number; None if it is none."""
     try:

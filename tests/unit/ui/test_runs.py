@@ -158,6 +158,14 @@ def connected(*_: object, **__: object) -> Iterator[None]:
     yield
 
 
+def of_unfinished(site: Site, judged: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> Listing:
+    """Return the list of a run without a result, for which ``judged`` stands in for the nodes."""
+    unfinished(site.directory, FIRST)
+    monkeypatch.setattr(opening, "connected", connected)
+    monkeypatch.setattr(judge, "judge_ended", judged)
+    return Listing(site)
+
+
 def test_where_the_nodes_do_not_answer_a_run_is_unknown(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lose the engine of a running run: its state is unknown, and the list still comes."""
 
@@ -186,10 +194,7 @@ def test_a_host_that_does_not_answer_holds_up_no_row(site: Site, monkeypatch: py
         assert answers.wait(10)
         return active
 
-    unfinished(site.directory, FIRST)
-    listing = Listing(site)
-    monkeypatch.setattr(opening, "connected", connected)
-    monkeypatch.setattr(judge, "judge_ended", judged)
+    listing = of_unfinished(site, judged, monkeypatch)
     monkeypatch.setattr(runs, "ANSWERING", 0.01)
     listing.look()
     note.write(site.directory / "runs" / FIRST, "lr halved")
@@ -211,10 +216,7 @@ def test_nodes_are_asked_about_the_same_runs_now_and_then(site: Site, monkeypatc
         asked.append(unjudged)
         return {}
 
-    unfinished(site.directory, FIRST)
-    listing = Listing(site)
-    monkeypatch.setattr(opening, "connected", connected)
-    monkeypatch.setattr(judge, "judge_ended", judged)
+    listing = of_unfinished(site, judged, monkeypatch)
     monkeypatch.setattr(runs, "INTERVAL", 0)
     listing.look()
     listing.look()

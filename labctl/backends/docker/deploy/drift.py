@@ -108,9 +108,10 @@ def replaced_source(lab: Lab, engine: Engine, container: Container) -> str:
 
 
 def may_be_replaced(container: Container | None) -> bool:
-    """Tell if a running container of this machine mounts what may have been replaced, without asking its engine."""
-    runs_here = container is not None and container.host == HERE and container.state == "running"
-    return container is not None and runs_here and bool(touched(container))
+    """Return True if a running container of this machine mounts what may have been replaced; ask no engine."""
+    if container is None or container.host != HERE or container.state != "running":
+        return False
+    return bool(touched(container))
 
 
 def touched(container: Container) -> dict[str, str]:
@@ -119,7 +120,7 @@ def touched(container: Container) -> dict[str, str]:
 
 
 def changed_since(source: str, when: float) -> bool:
-    """Tell if a path is gone, or a directory whose entries or name changed since, as those of a new one did."""
+    """Return True if a path is gone, or a directory whose entries or name changed since, as those of a new one did."""
     path = Path(source)
     return not path.exists() or (path.is_dir() and path.stat().st_ctime >= when)
 
